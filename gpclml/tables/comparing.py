@@ -157,8 +157,8 @@ def make_report(
     with warned() as said:
         saved, left_out = _without_copies(saved)
         # None of them is a stack.
-        models = {name: cast(GPRegression, one.model) for name, one in saved.items()}
-        problems = {name: one.fitted.problem for name, one in saved.items()}
+        models = {name: cast(GPRegression, model.model) for name, model in saved.items()}
+        problems = {name: model.fitted.problem for name, model in saved.items()}
         comparison = score_models(models, seed=seed, problems=problems, progress=progress)
         predictors: dict[str, Predictor] = {
             name: partial(saved[name].predict, progress=progress) for name in comparison.models
@@ -192,12 +192,13 @@ def _without_copies(
     if deep is None or rbf is None or not deep.fitted.note.startswith(NO_FEATURES):
         return saved, []
     try:
-        of_deep, of_rbf = (
-            float(log_marginal_likelihood(cast(GPRegression, one.model))) for one in (deep, rbf)
+        deep_lml, rbf_lml = (
+            float(log_marginal_likelihood(cast(GPRegression, saved[name].model)))
+            for name in ("deep", "rbf")
         )
     except Exception:  # the scores of each model will say what is wrong
         return saved, []
-    if abs(of_deep - of_rbf) > _SAME * max(1.0, abs(of_rbf)):
+    if abs(deep_lml - rbf_lml) > _SAME * max(1.0, abs(rbf_lml)):
         return saved, []  # fitted by another objective, or not to the end
     said = f"deep is the same as rbf here, and not shown. {deep.fitted.note}"
     return {name: model for name, model in saved.items() if model is not deep}, [said]
@@ -207,9 +208,9 @@ def _note_on_new_rows(scores: Mapping[str, PredictionScores], is_new: Any) -> It
     """A sentence on the errors in test rows that repeat no training row, where some do."""
     if 1 < int(is_new.sum()) < len(is_new):
         errors = [
-            f"{name} {figure(float(one.errors[is_new].square().mean().sqrt()))}"
-            for name, one in scores.items()
-            if not one.is_missing
+            f"{name} {figure(float(score.errors[is_new].square().mean().sqrt()))}"
+            for name, score in scores.items()
+            if not score.is_missing
         ]
         yield (
             f"On the {int(is_new.sum())} test rows that repeat no training row the typical error "
@@ -237,9 +238,9 @@ def write_report(folder: Path, report: Report, saved: Mapping[str, SavedModel]) 
             for name, scores in report.scores.items()
             if name not in report.fitted
         },
-        "columns": [one._asdict() for one in report.effects],
+        "columns": [effect._asdict() for effect in report.effects],
         **_numbers({"noise": report.noise}),
-        "fitted": {name: asdict(one) for name, one in report.fitted.items()},
+        "fitted": {name: asdict(fitted) for name, fitted in report.fitted.items()},
         "sentences": list(report.comparison.sentences),
         "notes": list(report.notes),
         "packages": package_versions(),

@@ -95,7 +95,7 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
         rows = TrainTestSplit(subset_rows(targets, options.seed, options.rows, times), none)
     train_table, test_table = table.iloc[rows.train.numpy()], table.iloc[rows.test.numpy()]
     encoding = fit_encoding(train_table, kinds, options)
-    x, test_x = (torch.from_numpy(encoding.encode(part)) for part in (train_table, test_table))
+    x, test_x = (torch.from_numpy(encoding.encode(rows)) for rows in (train_table, test_table))
     y, test_y = targets[rows.train], targets[rows.test]
     repeated = _repeated_rows((x, y), (test_x, test_y))
     train = filled(x, encoding.categories, options.seed), y
@@ -240,10 +240,10 @@ def _notes_on_columns(
     if amounts:
         listed = ", ".join(map(repr, amounts))
         yield f"Read as numbers, without marks of thousands, money or percent: {listed}."
+    marked = [column.name for column in encoding.columns if column.has_missing]
     lacks = {name: x[:, inputs].isnan().any() for name, inputs in encoding.slices.items()}
-    filled_in = [one.name for one in encoding.columns if lacks[one.name] or one.has_missing]
+    filled_in = [name for name in lacks if lacks[name] or name in marked]
     if filled_in:
-        marked = [one.name for one in encoding.columns if one.has_missing]
         marks = f" A further input says where, for {', '.join(marked)}." if marked else ""
         yield (
             f"Missing values are filled in {', '.join(filled_in)}, by what the other columns let "
@@ -286,7 +286,7 @@ def _notes_on_time(
     if len(test) == 0:
         return
     if times is None:
-        dates = [one.name for one in encoding.columns if getattr(one, "kind", "") == "date"]
+        dates = [each.name for each in encoding.columns if getattr(each, "kind", "") == "date"]
         if dates:
             yield (
                 f"Column {dates[0]!r} has dates, and the test rows were drawn at random. If you "
@@ -295,7 +295,7 @@ def _notes_on_time(
         return
     first = table[column].iloc[int(test[times[test].argmin()])]
     yield f"The test rows are the latest: those from {column} {first} on. All others are earlier."
-    if column in {one.name for one in encoding.columns}:
+    if column in encoding.slices:
         yield (
             f"Column {column!r} is an input too, whose values in the test rows are beyond those of "
             f"all training rows. If it only says when a row was: --drop {column!r}."
@@ -351,9 +351,9 @@ def _same_columns(encoding: InputEncoding, x: Tensor) -> Iterator[str]:
     z = z / z.norm(dim=0).clamp_min(torch.finfo(x.dtype).tiny)
     same = ((z.T @ z).abs() > 1 - 1e-10).triu(1).nonzero().tolist()
     pairs = dict.fromkeys((owner[i], owner[j]) for i, j in same if owner[i] != owner[j])
-    for one, other in list(pairs)[:_MOST_TOLD]:
+    for name, other in list(pairs)[:_MOST_TOLD]:
         yield (
-            f"Columns {one!r} and {other!r} carry the same information, up to a constant and a "
+            f"Columns {name!r} and {other!r} carry the same information, up to a constant and a "
             f"factor. One of them is enough: --drop {other!r}."
         )
 
@@ -403,9 +403,9 @@ def _order_notes(target: str, y: Tensor) -> Iterator[str]:
     steps = y.diff()
     if len(y) < 20 or bool((steps >= 0).all()) or bool((steps <= 0).all()):
         return  # a table sorted by its target
-    one, other = y[:-1] - y.mean(), y[1:] - y.mean()
+    earlier, later = y[:-1] - y.mean(), y[1:] - y.mean()
     size = float(y.var(correction=0)) * len(y)
-    correlation = float((one * other).sum()) / size if size > 0 else 0.0
+    correlation = float((earlier * later).sum()) / size if size > 0 else 0.0
     if correlation > max(_LIKE_THE_ROW_BEFORE, _CLEAR / math.sqrt(len(y))):
         yield (
             f"Neighbouring rows have similar targets (correlation {correlation:.2f} of {target!r} "

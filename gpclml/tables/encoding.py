@@ -62,7 +62,7 @@ class InputEncoding:
     @property
     def notes(self) -> list[str]:
         """Sentences on numbers that are codes for missing values, or far from all others."""
-        return [one.note for one in self.columns if isinstance(one, NumberColumn) and one.note]
+        return [each.note for each in self.columns if isinstance(each, NumberColumn) and each.note]
 
     def encode(self, table: pandas.DataFrame) -> NDArray[np.float64]:
         """The inputs of rows, ``(n, d)``.

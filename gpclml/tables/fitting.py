@@ -177,8 +177,9 @@ def fit_table(options: RunOptions, quiet: bool = False) -> SavedModel:
     if saved.fitted.note:
         tell(saved.fitted.note)
     if isinstance(saved.model, StackedGP):
-        parts = [f"{one.weight:.2f} {one.name}" for one in saved.model.components if one.weight]
-        said = f"weights {', '.join(parts)}"
+        components = [member for member in saved.model.components if member.weight]
+        weights = [f"{member.weight:.2f} {member.name}" for member in components]
+        said = f"weights {', '.join(weights)}"
     else:
         scores = {"LML": log_marginal_likelihood, "LOO": leave_one_out}
         said = ", ".join(_score(name, score, saved.model) for name, score in scores.items())

@@ -79,12 +79,12 @@ def completions(
     weights = np.ones(values.shape[:2])
     patterns, which = np.unique(lacking, axis=0, return_inverse=True)
     for number, pattern in enumerate(patterns):
-        own, lost, known = which.ravel() == number, np.flatnonzero(pattern), ~pattern
+        members, lost, known = which.ravel() == number, np.flatnonzero(pattern), ~pattern
         slopes = np.linalg.solve(covariance[np.ix_(known, known)], covariance[np.ix_(known, lost)])
         slopes = slopes * width[lost] / width[known][:, None]
-        expected = (points[own][:, known] - center[known]) @ slopes
-        of_rows = (rows[drawn][:, known] - center[known]) @ slopes
-        moved = rows[drawn][:, lost] + expected[:, None] - of_rows
+        expected = (points[members][:, known] - center[known]) @ slopes
+        fitted = (rows[drawn][:, known] - center[known]) @ slopes
+        moved = rows[drawn][:, lost] + expected[:, None] - fitted
         moved = moved.clip(least[lost], most[lost])
         for group in categories:
             levels = np.flatnonzero(np.isin(lost, group))
@@ -95,8 +95,8 @@ def completions(
                 ratios = shares / center[lost[levels]].clip(_LEAST_SHARE)
                 # A row of none of the levels keeps its weight.
                 none = 1.0 - given.sum(1)
-                weights[own] *= ratios @ given.T + none
-        values[np.ix_(own, np.arange(len(drawn)), lost)] = moved
+                weights[members] *= ratios @ given.T + none
+        values[np.ix_(members, np.arange(len(drawn)), lost)] = moved
     weights /= weights.sum(1, keepdims=True)
     return torch.as_tensor(values).to(x), torch.as_tensor(weights).to(x)
 

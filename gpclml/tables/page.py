@@ -156,7 +156,7 @@ def _table(frame: pandas.DataFrame, classes: str) -> str:
         return Markup(frame.to_html(border=0, classes=classes, escape=True))
 
 
-_OF_FITS = "fit-failed", "below-contained", "not-scored"
+_ON_FITS = "fit-failed", "below-contained", "not-scored"
 
 
 def report_text(report: Report) -> list[str]:
@@ -172,8 +172,8 @@ def report_text(report: Report) -> list[str]:
         "",
         *report.columns,
         *([f"Of the single Gaussian processes: {' '.join(criteria)}"] if criteria else []),
-        *(one.text for one in comparison.findings if one.name in _OF_FITS),
-        *(f"{name}: {one.note}" for name, one in fitted.items() if one.note and not one.problem),
+        *(finding.text for finding in comparison.findings if finding.name in _ON_FITS),
+        *(f"{name}: {fit.note}" for name, fit in fitted.items() if fit.note and not fit.problem),
     ]
     return [line.replace("\N{MINUS SIGN}", "-") for line in said]  # code pages of Windows lack it
 
@@ -188,7 +188,7 @@ def figure_of_test_rows(targets: Tensor, scores: PredictionScores) -> str:
     """The test rows: true values against predictions, with 90 % intervals if there are any."""
     rows = torch.linspace(0, len(targets) - 1, min(len(targets), _MOST_DRAWN)).round().long()
     true, mean, lower, upper = (
-        part[rows].numpy() for part in (targets, scores.means, scores.lower, scores.upper)
+        values[rows].numpy() for values in (targets, scores.means, scores.lower, scores.upper)
     )
     outside = (true < lower) | (true > upper)
 
@@ -198,14 +198,15 @@ def figure_of_test_rows(targets: Tensor, scores: PredictionScores) -> str:
         axes.plot(ends, ends, **GUIDE)
         if scores.has_intervals:
             axes.vlines(mean, lower, upper, color="gray", alpha=0.35, linewidth=1.5)
-        for part, place, mark, size, where in (
+        for shown, style_number, mark, size, where in (
             (~outside, 0, "o", 18, "inside"),
             (outside, 5, "X", 36, "outside"),
         ):
-            if part.any():
+            if shown.any():
                 label = f"{where} its 90 % interval" if scores.has_intervals else "test row"
                 axes.scatter(
-                    mean[part], true[part], s=size, marker=mark, color=style_of(place)["color"],
+                    mean[shown], true[shown], s=size, marker=mark,
+                    color=style_of(style_number)["color"],
                     label=label, zorder=3,
                 )  # fmt: skip
         axes.set(xlabel="prediction", ylabel="true value")
@@ -219,8 +220,8 @@ def figures_of_criteria(comparison: Comparison, one_input: bool) -> dict[str, st
     count = len(comparison.models)
 
     def criteria(axes: NDArray[np.object_]) -> None:
-        for criterion, one in zip(CRITERIA, axes, strict=True):
-            plot_compare(comparison, criterion, ax=one)
+        for criterion, panel in zip(CRITERIA, axes, strict=True):
+            plot_compare(comparison, criterion, ax=panel)
 
     figures = {
         "criteria": _drawn(criteria, 3, 1.2 + 3 * (0.55 + 0.35 * count)),

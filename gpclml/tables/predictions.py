@@ -133,8 +133,8 @@ def predicted(
 
 def normal_predictions(means: Tensor, deviations: Tensor) -> StackedPrediction:
     """Normal distributions of these means and standard deviations, ``(t,)``."""
-    one = means.new_ones(1)
-    return StackedPrediction(one, means[None], deviations[None], math.inf * one)
+    weight = means.new_ones(1)
+    return StackedPrediction(weight, means[None], deviations[None], math.inf * weight)
 
 
 def prediction_scores(targets: Tensor, prediction: StackedPrediction | Tensor) -> PredictionScores:
@@ -211,28 +211,30 @@ def choose(
     """
     from scipy.stats import t
 
-    there = [name for name, one in scores.items() if not one.is_missing and name != "mean"]
+    there = [name for name in scores if not scores[name].is_missing and name != "mean"]
     count = len(scores[there[0]].errors)
     chance = _CHANCE / 2 / max(len(there) - 1, 1)
     limit = float(t.ppf(1 - chance, max(count - 1, 1)))
     pick = next(name for name in (STACK, *ranked) if name in there)
 
-    def is_closer(one: str, other: str) -> bool:
-        own = _CHANCE / 2 if (one, other) == (pick, "mean") else chance
-        return clearly_smaller(scores[one].errors, scores[other].errors, own)
+    def is_closer(name: str, other: str) -> bool:
+        level = _CHANCE / 2 if (name, other) == (pick, "mean") else chance
+        return clearly_smaller(scores[name].errors, scores[other].errors, level)
 
-    def is_better(one: str, other: str) -> bool:
-        if is_closer(one, other):
+    def is_better(name: str, other: str) -> bool:
+        if is_closer(name, other):
             return True
-        if not (scores[one].has_intervals and scores[other].has_intervals):
+        if not (scores[name].has_intervals and scores[other].has_intervals):
             return False
-        lead = paired_difference(scores[one].log_densities, scores[other].log_densities)
-        return lead.value > limit * lead.standard_error and not is_closer(other, one)
+        lead = paired_difference(scores[name].log_densities, scores[other].log_densities)
+        return lead.value > limit * lead.standard_error and not is_closer(other, name)
 
     sound = [name for name in there if name not in failed]
     rivals = [name for name in sound if name != pick and is_better(name, pick)]
     name = min(rivals, key=lambda rival: scores[rival].rmse, default=pick)
-    beaten = tuple(one for one in (*there, "mean") if one in scores and is_closer(name, one))
+    beaten = tuple(
+        other for other in (*there, "mean") if other in scores and is_closer(name, other)
+    )
     return Choice(name, pick, "mean" in beaten or "mean" not in scores, beaten)
 
 
@@ -256,7 +258,9 @@ def clearly_smaller(errors: Tensor, others: Tensor, chance: float) -> bool:
     count = len(errors)
     if count < 3 or not bool(errors.square().sum() < others.square().sum()):
         return False
-    total, apart = ((part - part.mean()).double() for part in (others + errors, others - errors))
+    total, apart = (
+        (values - values.mean()).double() for values in (others + errors, others - errors)
+    )
     size = float(total.square().sum())
     if size == 0:
         return False
@@ -303,7 +307,7 @@ def column_effects(
     most = min(_MOST_ROWS, max(_LEAST_ROWS, _MOST_POINTS // len(columns)))
     count = min(len(test[1]), most)
     rows = torch.linspace(0, len(test[1]) - 1, count).round().long()
-    x, y = (part[rows] for part in test)
+    x, y = test[0][rows], test[1][rows]
     shuffles = max(1, min(_MOST_SHUFFLES, _MOST_POINTS // (count * len(columns))))
     points = []
     for inputs in columns.values():
@@ -317,9 +321,9 @@ def column_effects(
     squares = (means.reshape(-1, count) - y).square()
     true, shuffled = squares[0], squares[1:].reshape(len(columns), shuffles, count).mean(1)
     effects = []
-    for name, own in zip(columns, shuffled, strict=True):
-        rmse = math.sqrt(float(own.mean()))
-        spread = float((own - true).std()) / math.sqrt(count)
+    for name, changed in zip(columns, shuffled, strict=True):
+        rmse = math.sqrt(float(changed.mean()))
+        spread = float((changed - true).std()) / math.sqrt(count)
         rise = rmse - math.sqrt(float(true.mean()))
         rise = 0.0 if abs(rise) < _ROUNDING * rmse else rise
         effects.append(ColumnEffect(name, rise, spread / (2 * rmse) if rmse else 0.0))

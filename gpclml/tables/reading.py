@@ -178,7 +178,7 @@ def _column_names(path: Path, text: str, separator: str) -> list[str]:
             f"{path}: the first line has numbers, not column names ({', '.join(names[:4])}). Put a "
             "line of names before it."
         )
-    return [name or f"column {place}" for place, name in enumerate(names, start=1)]
+    return [name or f"column {number}" for number, name in enumerate(names, start=1)]
 
 
 def _is_number(text: str) -> bool:

@@ -92,8 +92,7 @@ class Recipe:
     - ``"sm"``: a GP with a spectral mixture kernel of four components, whose start treats the
       inputs as points on a grid;
     - ``"deep"``: a GP with an RBF kernel, plus a kernel on learned features if held-out folds
-      support it, trained by :func:`gpclml.fit.fit_networks`.
-
+      support it, trained by :func:`gpclml.fit.fit_networks`;
     - ``"stack"``: a :class:`gpclml.tables.StackedGP`, whose GPs are fitted by the LML.
 
     All but the last two are fitted by L-BFGS. The objective ``"clml"`` holds out each of ten fixed
@@ -229,15 +228,13 @@ class FittedModel:
     problem: str = ""
 
 
-_PACKAGES = (
-    "torch", "gpytorch", "linear-operator", "botorch", "numpy", "scipy", "pandas", "matplotlib",
-)  # fmt: skip
+_PACKAGES = "torch", "gpytorch", "linear-operator", "botorch", "numpy", "scipy", "pandas"
 
 
 def package_versions() -> dict[str, str]:
     """Versions of Python and of the packages that compute the results, by name."""
-    own = {"python": platform.python_version(), "gpclml": __version__}
-    return own | {name: metadata.version(name) for name in _PACKAGES}
+    ours = {"python": platform.python_version(), "gpclml": __version__}
+    return ours | {name: metadata.version(name) for name in _PACKAGES}
 
 
 @dataclass(frozen=True)
@@ -261,20 +258,6 @@ class TableOptions:
             if text.encode(errors="replace").decode() != text:
                 raise ArgumentError("--missing", ascii(text), "a text that is valid UTF-8")
 
-    @property
-    def words(self) -> list[str]:
-        """The words of a command line that give these options."""
-        words = [str(self.data), "--target", self.target]
-        for option, values in (
-            ("--drop", self.drop), ("--categories", self.categories), ("--missing", self.missing),
-        ):  # fmt: skip
-            words += [word for value in values for word in (option, value)]
-        if self.time_column is not None:
-            words += ["--time-column", self.time_column]
-        if self.decimal:
-            words += ["--decimal", self.decimal]
-        return [*words, "--rows", str(self.rows), "--seed", str(self.seed)]
-
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -287,16 +270,18 @@ class RunOptions:
 
     def command(self, name: Literal["compare", "fit"]) -> str:
         """The command line that gives these options."""
-        words = ["gpclml", name, *self.table.words]
-        if name == "fit":
-            words += ["--model", self.recipe.model]
-        elif self.models is not None:
-            words += ["--models", ",".join(self.models)]
-        words += ["--objective", self.recipe.objective]
-        if self.recipe.steps is not None:
-            words += ["--steps", str(self.recipe.steps)]
-        if self.recipe.restarts:
-            words += ["--restarts", str(self.recipe.restarts)]
-        if self.recipe.time_budget is not None:
-            words += ["--time-budget", str(self.recipe.time_budget)]
-        return shlex.join([*words, "--out", str(self.out)])
+        table, recipe = self.table, self.recipe
+        options: dict[str, object] = {
+            "target": table.target, "drop": table.drop, "categories": table.categories,
+            "missing": table.missing, "time-column": table.time_column, "decimal": table.decimal,
+            "rows": table.rows, "seed": table.seed,
+            "model": recipe.model if name == "fit" else None,
+            "models": ",".join(self.models or ()) if name == "compare" else None,
+            "objective": recipe.objective, "steps": recipe.steps, "restarts": recipe.restarts,
+            "time-budget": recipe.time_budget, "out": self.out,
+        }  # fmt: skip
+        words = ["gpclml", name, str(table.data)]
+        for option, value in options.items():
+            for text in value if isinstance(value, tuple) else (value,):
+                words += [] if text in (None, "") else [f"--{option}", str(text)]
+        return shlex.join(words)

@@ -51,7 +51,7 @@ def answer(choice: Choice, what: str, scores: Scores, rows: str) -> list[str]:
 
     ``what`` says what the model is, ``rows`` what the test rows are, such as "the 88 test rows".
     """
-    name, own = choice.name, scores[choice.name]
+    name, score = choice.name, scores[choice.name]
     others = [
         f"{words} {figure(scores[other].rmse)}"
         for other, words in _COMPARED.items()
@@ -59,29 +59,29 @@ def answer(choice: Choice, what: str, scores: Scores, rows: str) -> list[str]:
     ]
     said = [f"{name} is {what}."] if what else []
     where = f", where {joined(others)}" if others else ""
-    said.append(f"On {rows} its typical error is {figure(own.rmse)}{where}.")
-    said.append(f"Half of its predictions are off by less than {figure(own.median_error)}.")
-    if own.has_intervals:
-        off = own.coverage - PREDICTED_SHARE
-        limit = 2 * math.sqrt(PREDICTED_SHARE * (1 - PREDICTED_SHARE) / len(own.means))
+    said.append(f"On {rows} its typical error is {figure(score.rmse)}{where}.")
+    said.append(f"Half of its predictions are off by less than {figure(score.median_error)}.")
+    if score.has_intervals:
+        off = score.coverage - PREDICTED_SHARE
+        limit = 2 * math.sqrt(PREDICTED_SHARE * (1 - PREDICTED_SHARE) / len(score.means))
         verdict = ""
         if abs(off) > limit:
             verdict = ", so they are too narrow" if off < 0 else ", so they are wider than needed"
         said.append(
-            f"Its {percent(PREDICTED_SHARE)} intervals are about {figure(own.width)} wide and hold "
-            f"{percent(own.coverage)} of the true values{verdict}."
+            f"Its {percent(PREDICTED_SHARE)} intervals are about {figure(score.width)} wide and "
+            f"hold {percent(score.coverage)} of the true values{verdict}."
         )
     else:
         said.append(f"It gives no intervals; if you need them, use {choice.pick}.")
     if choice.name != choice.pick:
-        how = "" if own.rmse < scores[choice.pick].rmse else ", by the density of the true values"
+        how = "" if score.rmse < scores[choice.pick].rmse else ", by the density of the true values"
         said.append(
             f"Before the test the choice was {choice.pick}; on the test rows {name} is clearly "
             f"better{how}."
         )
     same = [
-        other for other, one in scores.items()
-        if other not in (name, choice.pick, *choice.beaten) and not one.is_missing
+        other for other in scores
+        if other not in (name, choice.pick, *choice.beaten) and not scores[other].is_missing
     ]  # fmt: skip
     if choice.beaten:
         said.append(f"Its errors are clearly smaller than those of {_listed(choice.beaten)}.")
@@ -146,12 +146,12 @@ def score_table(
 
     rows: dict[str, list[str]] = {}
     for name in sorted(scores, key=rank):
-        one = scores[name]
+        score = scores[name]
         rows[name + (marked or {}).get(name, "")] = [
-            _with_error(one.rmse, one.rmse_se),
-            percent(1 - (one.rmse / mean) ** 2 if mean > 0 else math.nan),
-            figure(one.width),
-            percent(one.coverage) if one.has_intervals else "",
+            _with_error(score.rmse, score.rmse_se),
+            percent(1 - (score.rmse / mean) ** 2 if mean > 0 else math.nan),
+            figure(score.width),
+            percent(score.coverage) if score.has_intervals else "",
         ]
     return _frame(rows, TEST_COLUMNS)
 
@@ -188,7 +188,7 @@ def _density_cells(scores: PredictionScores) -> list[str]:
 
 def effect_table(effects: Sequence[ColumnEffect]) -> pandas.DataFrame:
     """How much the typical error rises by each column that matters, as texts."""
-    rows = {one.column: [_with_error(one.rise, one.error)] for one in effects[:_MOST_EFFECTS]}
+    rows = {each.column: [_with_error(each.rise, each.error)] for each in effects[:_MOST_EFFECTS]}
     return _frame(rows, ["typical error rises by"])
 
 
@@ -227,7 +227,7 @@ def marks(comparison: Comparison, fitted: Mapping[str, FittedModel]) -> dict[str
     """What is shown after the name of each model whose fit failed or is in doubt; else nothing."""
     marked = {}
     for name, findings in comparison.table["findings"].items():
-        said = dict.fromkeys(_MARKS[one] for one in findings if one in _MARKS)
+        said = dict.fromkeys(_MARKS[finding] for finding in findings if finding in _MARKS)
         if not said and fitted[str(name)].note.startswith(_NOISE_AT_BOUND):
             said = ["noise at its bound"]
         marked[str(name)] = f" ({', '.join(said)})" if said else ""
