@@ -5,11 +5,11 @@ that ``import gpclml`` itself imports nothing. Everything else is in the package
 
 - ``mlls``: objectives ``mll(output, target)``; ``conditioning``: which points they hold out
 - ``models``, ``kernels``: models, kernels, means and feature maps
-- ``estimators``: mixtures of models for tables; Laplace posteriors of networks
+- ``tables``: estimators for tables and the command; ``laplace``: Laplace posteriors of networks
 - ``fit``: fits; ``evaluation``: scores and comparisons of models
 - ``inference``: posteriors of exact GPs; ``linalg``: densities of tensors
 - ``curvature``, ``evidence``, ``meta``: networks, evidence by other roads, few-shot tasks
-- ``cli``, ``errors``
+- ``tables``, ``laplace``, ``errors``
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         RandomOrderings,
     )  # fmt: skip
     from gpclml.curvature import GaussianWeightPrior
-    from gpclml.estimators import Laplace, Regressor, StackedGP
     from gpclml.evaluation import (
         Comparison,
         compare,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from gpclml.fit import FitWarning, fit_batch, fit_map, fit_mll, fit_networks, fit_online
     from gpclml.inference import IterativePosterior
     from gpclml.kernels import MLP, DeepKernel, NetworkMean
+    from gpclml.laplace import Laplace
     from gpclml.linalg import ConjugateGradients
     from gpclml.meta import DeepKernelTransfer
     from gpclml.mlls import (
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         SumMarginalLogLikelihood,
     )  # fmt: skip
     from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
+    from gpclml.tables import Regressor, StackedGP
 
 __version__ = "0.1.0"
 
@@ -106,7 +107,7 @@ __all__ = [
 # In the order in which a name is looked for: those that take least to import come first.
 _ROOMS = (
     "errors", "conditioning", "mlls", "models", "evaluation", "fit", "kernels",
-    "inference", "linalg", "curvature", "evidence", "estimators", "meta", "cli",
+    "inference", "linalg", "curvature", "evidence", "laplace", "tables", "meta",
 )  # fmt: skip
 
 

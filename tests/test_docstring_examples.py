@@ -32,9 +32,9 @@ from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
 from gpclml.models.botorch import DeepKernelGP
 
 PACKAGES = [
-    "conditioning", "curvature", "estimators", "evaluation", "evidence.bounds", "evidence.sampling",
+    "conditioning", "curvature", "evaluation", "evidence.bounds", "evidence.sampling",
     "evidence.training_speed", "fit", "kernels", "kernels.networks",
-    "linalg.gaussians", "meta", "mlls", "models",
+    "laplace", "linalg.gaussians", "meta", "mlls", "models", "tables",
 ]  # fmt: skip
 
 
@@ -123,7 +123,7 @@ SETUPS = {
     "gpclml.models.botorch": of_botorch,
     "gpclml.evaluation.ranking": comparison,
     "gpclml.curvature.output_likelihoods": of_a_network,
-    "gpclml.estimators.laplace": of_a_network,
+    "gpclml.laplace.laplace": of_a_network,
     "gpclml.fit.laplace": of_a_network,
     "gpclml.linalg.gaussians": linear,
     "gpclml.curvature.invariances": of_a_network,

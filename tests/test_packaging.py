@@ -39,7 +39,8 @@ def test_every_file_says_the_version_of_the_package():
 
 def test_the_conda_recipe_asks_for_what_the_package_asks_for():
     project = pyproject()["project"]
-    wanted = dict(map(requirement, project["dependencies"]))
+    tables = project["optional-dependencies"]["tables"]  # conda has no extras
+    wanted = dict(map(requirement, [*project["dependencies"], *tables]))
     wanted = {CONDA_NAMES.get(name, name): versions for name, versions in wanted.items()}
     wanted["python"] = project["requires-python"]
     assert dict(map(requirement, recipe()["requirements"]["run"])) == wanted

@@ -15,8 +15,7 @@ from benchmarks.data.images import (
     load_images,
 )
 from benchmarks.data.tables import EMBEDDED, RegressionData, load, load_published_split, names
-from gpclml.cli.tables import TrainTestSplit
-from gpclml.cli.tables.reading import split, subset
+from gpclml.tables.reading import TrainTestSplit, split, subset
 
 __all__ = [
     "EMBEDDED",

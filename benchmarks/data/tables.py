@@ -10,8 +10,8 @@ from sklearn.datasets import load_diabetes
 from torch import Tensor
 
 from benchmarks.data.files import VARIABLE, data_files, data_folder, fetch
-from gpclml.cli.tables import TrainTestSplit
 from gpclml.errors import DataError, UnknownNameError
+from gpclml.tables.reading import TrainTestSplit
 
 __all__ = ["EMBEDDED", "RegressionData", "load", "load_published_split", "names"]
 

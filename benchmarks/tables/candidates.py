@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.tables.scores import MixtureOfNormals, Prediction
-from gpclml.cli.report import Recipe
 from gpclml.conditioning import RandomOrderings
 from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
@@ -23,6 +22,7 @@ from gpclml.evaluation import (
     stacking_weights,
 )
 from gpclml.models import find_networks
+from gpclml.tables.recipes import Recipe
 
 __all__ = [
     "ABOUT", "CANDIDATES", "CRITERIA", "FOLDS", "STACKED", "Candidates", "TableRows",

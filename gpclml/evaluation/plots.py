@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from gpytorch.models import ExactGP
 
+from gpclml._utils.extras import needs_extra
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.evaluation.comparison import Comparison
 from gpclml.evaluation.model_scores import CRITERIA, Criterion, difference_in, scored_in, value_of
@@ -231,8 +232,9 @@ def axes_for(
 
     A new figure is so many inches high and as wide as matplotlib's settings say.
     """
-    from matplotlib import pyplot, rcParams
-    from matplotlib.axes import Axes
+    with needs_extra("plots"):
+        from matplotlib import pyplot, rcParams
+        from matplotlib.axes import Axes
 
     if ax is None:
         lines, width = -(-count // columns), rcParams["figure.figsize"][0]

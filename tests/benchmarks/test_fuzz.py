@@ -18,7 +18,7 @@ from benchmarks.robustness.fuzz.mutations import KINDS, mutations_of
 from benchmarks.robustness.fuzz.study import Call, draw, perform
 from gpclml.errors import ArgumentError, DataError
 
-READ_FILES = {"models.GPRegression.load", "meta.load_model", "cli.tables.read_table"}
+READ_FILES = {"models.GPRegression.load", "meta.load_model"}
 
 
 def test_every_public_callable_has_an_example_or_a_reason_to_have_none():

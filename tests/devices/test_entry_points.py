@@ -20,11 +20,10 @@ from benchmarks.robustness.fuzz.objects import placed, tasks, transfer
 from gpclml.errors import ArgumentError
 
 CPU = torch.device("cpu")
-READ_FILES = {"models.GPRegression.load", "meta.load_model", "cli.tables.read_table"}
+READ_FILES = {"models.GPRegression.load", "meta.load_model"}
 NAMES = [name for name in (*STEPS, *EXAMPLES) if name not in READ_FILES]
 ON_CPU = {
     "meta.AugmentedTasks": "holds tasks, whose images are where their user has them",
-    "cli.tables.read_times": "decides which rows are trained on, on the CPU",
     "evaluation.score_models": "scores of models that may be on several devices are one table",
 }
 NOT_PRETENDED = {

@@ -10,11 +10,11 @@ import torch
 from gpytorch.constraints import Positive
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from gpclml.cli.report import predicted, prediction_scores
 from gpclml.errors import ArgumentError
 from gpclml.evaluation import marginal_log_predictive, score_models
 from gpclml.fit import fit_mll
 from gpclml.models import BayesianLinearModel, GPRegression, Standardizer
+from gpclml.tables.predictions import predicted, prediction_scores
 
 SCALES = [10.0**k for k in range(-12, 13)]
 FEW = [1e-12, 1e-6, 1e-3, 1e6, 1e12]

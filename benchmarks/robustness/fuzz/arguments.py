@@ -34,7 +34,6 @@ from benchmarks.robustness.fuzz.objects import (
     positive,
     posterior,
     stack,
-    table,
     targets,
     tasks,
     train,
@@ -43,7 +42,6 @@ from benchmarks.robustness.fuzz.objects import (
 from gpclml.conditioning import KFold, RandomHoldout
 from gpclml.curvature import DiagonalCurvature, Full, GaussianWeightPrior
 from gpclml.curvature.invariances import AffineAugmentation
-from gpclml.estimators import Laplace, StackedGP
 from gpclml.evaluation import score_models
 from gpclml.evidence.sampling import sampled_outputs
 from gpclml.inference import IterativePosterior
@@ -55,10 +53,12 @@ from gpclml.kernels import (
     PrefixFeatures,
     RandomFourierFeatures,
 )
+from gpclml.laplace import Laplace
 from gpclml.linalg import ConjugateGradients
 from gpclml.linalg.gaussians import DiagonalFamily
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LinearEvidenceLowerBound
 from gpclml.models import LinearizedNetwork, Standardizer
+from gpclml.tables import StackedGP
 
 __all__ = ["ARGUMENTS", "CALLS"]
 
@@ -77,17 +77,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         "kernels.CosineSimilarityKernel", "kernels.IdentityFeatures", "linalg.ConjugateGradients",
         "linalg.gaussians.LowRankFamily",
     ): dict,
-    "cli.report.Recipe": lambda: dict(model="rbf", steps=2),
-    "cli.report.predicted": lambda: dict(model=gp(), x=inputs(3)),
-    "cli.report.prediction_scores": lambda: dict(
-        targets=targets(), prediction=stack().predict(inputs())),
-    "cli.tables.drop_copies": lambda: dict(
-        table=table(), target="y", drop=("a",), categories=("b",)),
-    "cli.tables.fit_encoding": lambda: dict(
-        table=table(), target="y", drop=("a",), categories=("b",)),
-    "cli.tables.read_table": lambda: dict(path="no such table.csv", missing=("-",)),
-    "cli.tables.read_times": lambda: dict(table=table(), column="a"),
-    "cli.tables.split_rows": lambda: dict(targets=normal(30), times=normal(30, seed=1)),
     "conditioning.HeldOut": lambda: dict(
         blocks=(here(torch.tensor([0, 2])), here(torch.tensor([5])))),
     "conditioning.KFold": lambda: dict(n_splits=3, seed=0),
@@ -111,23 +100,23 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "curvature.invariances.AffineAugmentation.forward": lambda: dict(
         self=AffineAugmentation({"rotation": 0.1}, 2), x=positive(3, 1, 4, 4) - 1),
     "curvature.output_likelihoods.output_likelihood": lambda: dict(likelihood=classes()),
-    "estimators.Laplace": lambda: dict(network=mlp(3), likelihood=classes()),
-    "estimators.Laplace.fit": lambda: dict(
+    "laplace.Laplace": lambda: dict(network=mlp(3), likelihood=classes()),
+    "laplace.Laplace.fit": lambda: dict(
         self=Laplace(mlp(3), classes()), data=(inputs(), labels()),
         validation=(inputs(), labels()), progress=False),
-    "estimators.Laplace.predict": lambda: dict(self=posterior(), x=inputs(3)),
-    "estimators.Regressor": lambda: dict(candidates=("linear",)),
-    "estimators.StackedGP": lambda: dict(candidates=("linear",)),
-    "estimators.StackedGP.fit": lambda: dict(
+    "laplace.Laplace.predict": lambda: dict(self=posterior(), x=inputs(3)),
+    "tables.Regressor": lambda: dict(candidates=("linear",)),
+    "tables.StackedGP": lambda: dict(candidates=("linear",)),
+    "tables.StackedGP.fit": lambda: dict(
         self=StackedGP(("linear",)), x=inputs(), y=targets(), progress=False),
-    "estimators.StackedGP.predict": lambda: dict(self=stack(), x=inputs(3)),
-    "estimators.StackedPrediction": lambda: dict(
+    "tables.StackedGP.predict": lambda: dict(self=stack(), x=inputs(3)),
+    "tables.StackedPrediction": lambda: dict(
         weights=here(torch.tensor([0.5, 0.5])), locations=normal(2, 3), scales=positive(2, 3),
         degrees=here(torch.tensor([5.0, torch.inf]))),
-    "estimators.StackedPrediction.quantile": lambda: dict(
+    "tables.StackedPrediction.quantile": lambda: dict(
         self=stack().predict(inputs(3)), probability=[0.1, 0.9]),
-    "estimators.StackedPrediction.sample": lambda: dict(self=stack().predict(inputs(3)), count=2),
-    "estimators.fit_calibration": lambda: dict(residuals=normal(9)),
+    "tables.StackedPrediction.sample": lambda: dict(self=stack().predict(inputs(3)), count=2),
+    "tables.fit_calibration": lambda: dict(residuals=normal(9)),
     "evaluation.calibration.expected_calibration_error": lambda: dict(
         probabilities=normal(8, 3).softmax(-1), labels=labels()),
     "evaluation.calibration.fit_temperature": lambda: dict(

@@ -17,7 +17,7 @@ from benchmarks.robustness.fuzz.arguments import ARGUMENTS, CALLS
 
 __all__ = ["EXAMPLES", "LEFT_OUT", "Example", "public_callables", "without_example"]
 
-_NO_ROOMS = {"cli", "curvature", "gram", "inference", "linalg"}  # tested elsewhere, or not a door
+_NO_ROOMS = {"curvature", "gram", "inference", "linalg"}  # trust their callers
 _MODULES = (
     "gpclml.evidence.bounds", "gpclml.evidence.training_speed", "gpclml.kernels.networks",
     "gpclml.models.botorch",
@@ -32,7 +32,7 @@ _SIZES = {
     "samples", "steps", "support", "tasks_per_step", "temperatures", "validation_tasks", "width",
 }  # fmt: skip
 _NO_SIZES = {  # where an argument of that name is something else, or is checked against others
-    "blocks": ("conditioning", "curvature", "inference", "linalg"), "count": ("cli",),
+    "blocks": ("conditioning", "curvature", "inference", "linalg"),
     "num_features": ("kernels.Prefix", "meta"),
     "num_data": ("evidence.bounds", "evidence.criteria", "fit", "mlls"),
     "support": ("meta.HeadPose",),

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-import pandas
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
 from torch import Tensor, nn
 
 from gpclml.curvature import Full
-from gpclml.estimators import Laplace, StackedGP
 from gpclml.kernels.networks import MLP
+from gpclml.laplace import Laplace
 from gpclml.meta import DeepKernelTransfer, Episodes, ImageTasks, PeriodicTasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
 from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
+from gpclml.tables import StackedGP
 
 Arguments = dict[str, Any]
 N, D = 8, 2
@@ -172,12 +172,6 @@ def class_tasks() -> tuple[DeepKernelTransfer, ImageTasks]:
 def episodes() -> Episodes:
     """Two of :func:`tasks`."""
     return tasks().draw(range(2)).to(_PLACE.get()[0])
-
-
-def table() -> pandas.DataFrame:
-    """Twelve rows of numbers and words, three times."""
-    columns = {"a": [1.0, 2.0, 3.5] * 4, "b": list("xyz") * 4, "y": range(12)}
-    return pandas.DataFrame(columns).loc[[*range(12)] * 3]
 
 
 def compared() -> Arguments:

@@ -1,0 +1,37 @@
+"""Regression for tables: estimators in Python, and the command ``gpclml``.
+
+Names are imported when they are first asked for, so that the command's help waits for nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpclml.tables.candidates import CANDIDATES, DEFAULT_CANDIDATES, Candidate
+    from gpclml.tables.components import Calibration, Component, fit_calibration
+    from gpclml.tables.mixture import StackedPrediction
+    from gpclml.tables.regressor import Regressor
+    from gpclml.tables.stacked import StackedGP
+
+__all__ = [
+    "CANDIDATES",
+    "DEFAULT_CANDIDATES",
+    "Calibration",
+    "Candidate",
+    "Component",
+    "Regressor",
+    "StackedGP",
+    "StackedPrediction",
+    "fit_calibration",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for module in ("candidates", "components", "mixture", "regressor", "stacked"):
+            names = vars(importlib.import_module(f"gpclml.tables.{module}"))
+            if name in names["__all__"]:
+                return names[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,264 @@
+"""The command ``compare``: fits models of a table, compares them and writes a report."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import typer
+
+from gpclml.errors import UnknownNameError
+from gpclml.evaluation import log_marginal_likelihood, score_models
+from gpclml.evaluation.findings import failed_fits
+from gpclml.models import GPRegression
+from gpclml.tables.data import TableData, read_table_data
+from gpclml.tables.fitting import (
+    MODEL_FILE,
+    SavedModel,
+    check_size,
+    default_models,
+    fit_recipe,
+    load_model_made_from,
+    made_from,
+    save_model,
+    threads_for,
+)
+from gpclml.tables.folders import MODEL, REPORT, open_work_folder, work_folder_of, write_record
+from gpclml.tables.missing import filled
+from gpclml.tables.page import Report, page_of, report_text
+from gpclml.tables.predictions import (
+    PredictionScores,
+    Predictor,
+    choose,
+    column_effects,
+    noise_of,
+    prediction_scores,
+    yardsticks,
+)
+from gpclml.tables.recipes import MODELS, NO_FEATURES, Recipe, RunOptions, package_versions
+from gpclml.tables.terminal import (
+    INTERRUPTED,
+    FitError,
+    error_text,
+    give,
+    shows_progress,
+    tell,
+    warned,
+)
+from gpclml.tables.words import figure
+
+__all__ = ["compare_table", "make_report", "write_report"]
+
+_PAGE = "index.html"
+_SAME = 1e-7  # least relative difference of the LML of two fits
+
+
+def compare_table(options: RunOptions, quiet: bool = False) -> Report:
+    """Fits models of a table, compares them and writes the report, which it returns.
+
+    Each model is saved in the work folder as soon as it is fitted. If the run is interrupted, the
+    next run takes the models from there that it would fit in the same way from the same data.
+    """
+    data = read_table_data(options.table, tests=True)
+    models, notes = default_models(*data.train[0].shape)
+    if options.models is not None:
+        models, notes = options.models, ()
+        if unknown := [name for name in models if name not in MODELS]:
+            raise UnknownNameError("models", unknown[0], MODELS)
+        check_size(models, *data.train[0].shape)
+    recipes = {name: replace(options.recipe, model=name) for name in models}
+    for note in () if quiet else (*data.notes, *notes):
+        tell(note)
+    try:
+        with open_work_folder(options.out, REPORT) as folder:
+            with threads_for(len(data.train[1])):
+                saved, failures = _fit_all(recipes, data, folder, quiet)
+                others, missing = yardsticks(
+                    data.train, options.table.seed, "linear" not in saved, data.encoding.categories
+                )
+                tell(*missing)
+                said = (*notes, *failures, *missing)
+                report = make_report(options, data, saved, said, shows_progress(quiet), others)
+            tell(*(note for note in report.notes if note not in (*data.notes, *said)))
+            write_report(folder, report, saved)
+    except KeyboardInterrupt:
+        folder = work_folder_of(options.out)
+        kept = sorted(name for name in models if (folder / "models" / name / MODEL.record).exists())
+        if not kept:
+            raise
+        tell(
+            "",
+            f"Interrupted. Fitted models are kept in {folder}: {', '.join(kept)}. The same command "
+            f"continues from there; with --models {','.join(kept)} it compares only these.",
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    give(*report_text(report), "", f"Report: {options.out / _PAGE}")
+    return report
+
+
+def _fit_all(
+    recipes: Mapping[str, Recipe], data: TableData, folder: Path, quiet: bool
+) -> tuple[dict[str, SavedModel], list[str]]:
+    """The fitted models, and a sentence for each model that could not be fitted.
+
+    Models of an interrupted run that these recipes would make of this data are taken as they are,
+    and others removed.
+    """
+    kept = {
+        name: load_model_made_from(folder / "models" / name, made_from(recipe, data))
+        for name, recipe in recipes.items()
+    }
+    for name in MODELS:
+        if kept.get(name) is None:
+            _remove_model(folder / "models" / name)
+    saved: dict[str, SavedModel] = {}
+    failures: list[str] = []
+    for number, (name, recipe) in enumerate(recipes.items(), start=1):
+        known = kept[name]
+        if not quiet:
+            doing = "kept from before" if known else "fitting"
+            tell(f"{name} ({number} of {len(recipes)}): {doing}")
+        try:
+            saved[name] = known or fit_recipe(recipe, data, shows_progress(quiet))
+        except FitError as error:
+            failures.append(error_text(error))
+            tell(failures[-1])
+            continue
+        if known is None:
+            save_model(folder / "models" / name, saved[name])
+    if not saved:
+        raise FitError("no model could be fitted. Look for columns with extreme values.")
+    return saved, failures
+
+
+def _remove_model(folder: Path) -> None:
+    for name in (MODEL.record, MODEL_FILE):
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it is not there, or somebody has put something in it
+        folder.rmdir()
+        folder.parent.rmdir()
+
+
+def make_report(
+    options: RunOptions,
+    data: TableData,
+    saved: Mapping[str, SavedModel],
+    notes: tuple[str, ...],
+    progress: bool,
+    others: Mapping[str, Predictor],
+) -> Report:
+    """Scores fitted models on the training rows and on the test rows, and chooses one."""
+    seed, (test_x, test_y) = options.table.seed, data.test
+    with warned() as said:
+        saved, left_out = _without_copies(saved)
+        # None of them is a stack.
+        models = {name: cast(GPRegression, model.model) for name, model in saved.items()}
+        problems = {name: model.fitted.problem for name, model in saved.items()}
+        comparison = score_models(models, seed=seed, problems=problems, progress=progress)
+        predictors: dict[str, Predictor] = {
+            name: partial(saved[name].predict, progress=progress) for name in comparison.models
+        }
+        predictors.update(others)
+        scores, failures = {}, []
+        for name, predict in predictors.items():
+            try:
+                scores[name] = prediction_scores(test_y, predict(test_x))
+            except Exception as error:
+                scores[name] = PredictionScores.missing(len(test_y))
+                failures.append(f"{name} could not predict the test rows: {error_text(error)}")
+        if all(scores[name].is_missing for name in models):
+            raise FitError(" ".join(failures))
+        choice = choose(comparison.models, scores, failed_fits(comparison.findings))
+        whole = filled(test_x, data.encoding.categories, seed, data.train[0])
+        effects = column_effects(predictors[choice.name], data.encoding, (whole, test_y), seed)
+        noise = noise_of(models[str(comparison.table.index[0])])
+    fitted = {name: saved[name].fitted for name in comparison.models}
+    new = _note_on_new_rows(scores, ~data.repeated)
+    notes = (*data.notes, *notes, *left_out, *failures, *new, *said)
+    made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    return Report(options, data, comparison, scores, choice, effects, noise, fitted, notes, made)
+
+
+def _without_copies(
+    saved: Mapping[str, SavedModel],
+) -> tuple[Mapping[str, SavedModel], list[str]]:
+    """Leaves out the deep kernel where it has become the RBF GP that is compared too."""
+    deep, rbf = saved.get("deep"), saved.get("rbf")
+    if deep is None or rbf is None or not deep.fitted.note.startswith(NO_FEATURES):
+        return saved, []
+    try:
+        deep_lml, rbf_lml = (
+            float(log_marginal_likelihood(cast(GPRegression, saved[name].model)))
+            for name in ("deep", "rbf")
+        )
+    except Exception:  # the scores of each model will say what is wrong
+        return saved, []
+    if abs(deep_lml - rbf_lml) > _SAME * max(1.0, abs(rbf_lml)):
+        return saved, []  # fitted by another objective, or not to the end
+    said = f"deep is the same as rbf here, and not shown. {deep.fitted.note}"
+    return {name: model for name, model in saved.items() if model is not deep}, [said]
+
+
+def _note_on_new_rows(scores: Mapping[str, PredictionScores], is_new: Any) -> Iterator[str]:
+    """A sentence on the errors in test rows that repeat no training row, where some do."""
+    if 1 < int(is_new.sum()) < len(is_new):
+        errors = [
+            f"{name} {figure(float(score.errors[is_new].square().mean().sqrt()))}"
+            for name, score in scores.items()
+            if not score.is_missing
+        ]
+        yield (
+            f"On the {int(is_new.sum())} test rows that repeat no training row the typical error "
+            f"is: {', '.join(errors)}."
+        )
+
+
+def write_report(folder: Path, report: Report, saved: Mapping[str, SavedModel]) -> None:
+    """Writes the page, and last the record, beside the saved models."""
+    # Names of files may have bytes that are no UTF-8.
+    (folder / _PAGE).write_bytes(page_of(report).encode("utf-8", "backslashreplace"))
+    models = [f"models/{name}/{file}" for name in saved for file in (MODEL_FILE, MODEL.record)]
+    content = {
+        "command": report.options.command("compare"),
+        "data": str(report.options.table.data),
+        "sha256": report.data.sha256,
+        "chosen": report.first,
+        "recommended": report.choice.name,
+        "models": {
+            str(name): {**_numbers(line.to_dict()), **_test_scores(report.scores[str(name)])}
+            for name, line in report.comparison.table.iterrows()
+        },
+        "others": {
+            name: _test_scores(scores)
+            for name, scores in report.scores.items()
+            if name not in report.fitted
+        },
+        "columns": [effect._asdict() for effect in report.effects],
+        **_numbers({"noise": report.noise}),
+        "fitted": {name: asdict(fitted) for name, fitted in report.fitted.items()},
+        "sentences": list(report.comparison.sentences),
+        "notes": list(report.notes),
+        "packages": package_versions(),
+        "made": report.made,
+    }
+    write_record(folder, REPORT, content, [_PAGE, *models])
+
+
+def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by name, with null for NaN, which JSON does not have."""
+    return {
+        str(key): list(value) if isinstance(value, tuple) else None if value != value else value
+        for key, value in line.items()
+    }
+
+
+def _test_scores(scores: PredictionScores) -> dict[str, Any]:
+    names = (
+        "rmse", "rmse_se", "nll", "nll_se", "coverage", "coverage_se", "median_error", "width",
+    )  # fmt: skip
+    return _numbers({f"test_{name}": getattr(scores, name) for name in names})

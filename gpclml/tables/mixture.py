@@ -1,0 +1,367 @@
+"""Predictions of a stack: at each row a mixture of Student-t distributions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import check_counts, check_finite, checked
+from gpclml._utils.arrays import ArrayLike, takes_arrays
+from gpclml.errors import ArgumentError, ShapeError
+from gpclml.tables.warps import Warp
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+__all__ = ["StackedPrediction"]
+
+_MOST_STEPS = 200  # of a root search, of which bisection alone would take about 60
+_TAIL = 1e-6  # probability on either side that is left out of the integral of the CRPS
+_NODES = 64  # of each piece of that integral
+
+
+class StackedPrediction:
+    r"""The distribution of a new observation at each of m rows, in original units.
+
+    .. math:: p(y) = \sum_k w_k \, \frac{1}{s_k} \,
+        t_{\nu_k}\!\left(\frac{y - \mu_k}{s_k}\right)
+
+    Rows are predicted one by one, without their correlations. Everything is computed in float64 on
+    the CPU, without gradients, and returned in the type and on the device of the inputs.
+
+    A component may be of transformed targets, :math:`g_k(y)` in place of y and with the factor
+    :math:`g_k'(y)`. Locations and scales are then those of the transform.
+
+    Args:
+        weights: w, ``(K,)``, with sum one.
+        locations: Centre of each component at each row, ``(K, m)``.
+        scales: Scale of each component at each row, ``(K, m)``, positive.
+        degrees: Degrees of freedom of each component, above 2, ``(K,)``; infinite for a normal.
+            Components of transformed targets have to be normal.
+        warps: The transform of each component, or None.
+        counts: Whether targets are counts. Then quantiles and draws are those of the continuous
+            distribution, rounded to whole numbers and not below zero.
+
+    Raises:
+        ShapeError: The shapes do not fit each other.
+        ArgumentError: Degrees of freedom are 2 or less, which gives no variance, or finite for
+            transformed targets.
+
+    Examples:
+        >>> one = torch.ones(1, 1)
+        >>> normal = StackedPrediction(one[0], one, 2 * one, torch.inf * one[0])
+        >>> normal.mean, normal.std
+        (tensor([1.]), tensor([2.]))
+    """
+
+    @checked(
+        weights="float (k,)", locations="float (k, m?)", scales="float (k, m?)", degrees="(k,)"
+    )
+    def __init__(
+        self,
+        weights: Tensor,
+        locations: Tensor,
+        scales: Tensor,
+        degrees: Tensor,
+        warps: Sequence[Warp | None] | None = None,
+        *,
+        counts: bool = False,
+    ) -> None:
+        if not bool((degrees > 2).all()):
+            raise ArgumentError("degrees", float(degrees.min()), "numbers above 2")
+        self.warps: tuple[Warp | None, ...] = tuple(
+            [None] * len(weights) if warps is None else warps
+        )
+        if len(self.warps) != len(weights):
+            raise ArgumentError(
+                "warps", f"{len(self.warps)}", f"{len(weights)}, one for each component"
+            )
+        for warp, nu in zip(self.warps, degrees.tolist(), strict=True):
+            if warp is not None and math.isfinite(nu):
+                raise ArgumentError(
+                    "degrees", nu, "infinity (normal tails) where targets are transformed"
+                )
+        self.counts = counts
+        self.weights = weights
+        self.degrees = degrees
+        self.locations = locations
+        self.scales = scales
+        self._w, self._loc, self._scale, self._nu = (
+            part.detach().cpu().double().numpy() for part in (weights, locations, scales, degrees)
+        )
+
+    def __len__(self) -> int:
+        return self.locations.shape[-1]
+
+    def __repr__(self) -> str:
+        return f"StackedPrediction({len(self)} rows, {len(self.weights)} components)"
+
+    @property
+    def mean(self) -> Tensor:
+        """The means, ``(m,)``; those of transformed targets by quadrature."""
+        return self._given(self._w @ self._moments[0])
+
+    @property
+    def variance(self) -> Tensor:
+        """The variances, of the components and between them, ``(m,)``."""
+        means, variances = self._moments
+        return self._given(self._w @ (variances + (means - self._w @ means) ** 2))
+
+    @cached_property
+    def _moments(self) -> tuple[Array, Array]:
+        """Means and variances of the components, ``(K, m)``."""
+        means, variances = self._loc.copy(), self._scale**2
+        for place, (warp, nu) in enumerate(zip(self.warps, self._nu, strict=True)):
+            if warp is not None:
+                own = torch.from_numpy(self._loc[place]), torch.from_numpy(self._scale[place])
+                means[place], variances[place] = (part.numpy() for part in warp.moments(*own))
+            elif np.isfinite(nu):
+                variances[place] *= nu / (nu - 2)
+        return means, variances
+
+    @property
+    def std(self) -> Tensor:
+        """The standard deviations, ``(m,)``."""
+        return self.variance.sqrt()
+
+    @takes_arrays()
+    @checked(y="(m,)")
+    def log_density(self, y: ArrayLike) -> Tensor:
+        """The log density of a target at each row, in nats.
+
+        Args:
+            y: Targets in original units, ``(m,)``.
+
+        Returns:
+            ``(m,)``; the negative mean of it is the usual test NLL.
+
+        Raises:
+            ShapeError: There is not one target for each row.
+            NonFiniteError: A target is not finite.
+        """
+        return self._given(self._log_density(self._targets(y)))
+
+    @takes_arrays()
+    @checked(y="(m,)")
+    def cdf(self, y: ArrayLike) -> Tensor:
+        """The probability of at most y at each row, ``(m,)``.
+
+        Args:
+            y: Values in original units, ``(m,)``.
+
+        Raises:
+            ShapeError, NonFiniteError: As for :meth:`log_density`.
+        """
+        values = self._targets(y)
+        return self._given(np.where(values < self._lowest, 0.0, self._cdf(values)))
+
+    @checked
+    def quantile(self, probability: float | Sequence[float] | Tensor) -> Tensor:
+        """The value below which an observation falls with a probability, at each row.
+
+        Of counts it is a whole number, the continuous value rounded.
+
+        Args:
+            probability: One between 0 and 1, or several.
+
+        Returns:
+            ``(m,)`` for one; ``(m, q)`` for q of them.
+
+        Raises:
+            ArgumentError: One is not between 0 and 1.
+
+        Note:
+            A safeguarded Newton search between the least and the largest quantile of the
+            components; about ten evaluations of the distribution function.
+        """
+        if isinstance(probability, float | int | np.number):
+            return self._given(self._as_targets(self._quantile(_probability(float(probability)))))
+        found = [self._as_targets(self._quantile(_probability(float(one)))) for one in probability]
+        return self._given(np.stack(found, -1) if found else np.empty((len(self), 0)))
+
+    @checked
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """The central interval that holds an observation with a probability.
+
+        Args:
+            level: The probability, between 0 and 1.
+
+        Returns:
+            Lower and upper ends, ``(m,)`` each.
+
+        Raises:
+            ArgumentError: The level is not between 0 and 1.
+        """
+        if not 0 < level < 1:
+            raise ArgumentError("level", level, "a number between 0 and 1")
+        tail = 0.5 * (1 - level)
+        return self.quantile(tail), self.quantile(1 - tail)
+
+    @checked
+    def sample(self, count: int = 1, seed: int = 0) -> Tensor:
+        """Draws of new observations, each row on its own.
+
+        Args:
+            count: Number of draws a row.
+            seed: Seed of the draws.
+
+        Returns:
+            ``(count, m)``.
+        """
+        check_counts(count=count)
+        draws = np.random.default_rng(int(seed) & (2**64 - 1))
+        shape = (count, len(self))
+        shares = self._w / self._w.sum()
+        chosen = draws.choice(len(shares), size=shape, p=shares)
+        normal = draws.standard_normal(shape)
+        nu = self._nu[chosen]
+        heavy = np.isfinite(nu)
+        chi_square = draws.chisquare(np.where(heavy, nu, 1.0))
+        t = np.where(heavy, normal * np.sqrt(nu / chi_square, where=heavy, out=nu.copy()), normal)
+        rows = np.arange(len(self))
+        drawn = self._loc[chosen, rows] + self._scale[chosen, rows] * t
+        for place, warp in enumerate(self.warps):
+            if warp is not None:
+                drawn = np.where(chosen == place, _inverse(warp, drawn), drawn)
+        return self._given(self._as_targets(drawn))
+
+    @takes_arrays()
+    @checked(y="(m,)")
+    def crps(self, y: ArrayLike) -> Tensor:
+        r"""The continuous ranked probability score of a target at each row; smaller is better.
+
+        .. math:: \int (F(z) - 1\{y \le z\})^2 \, dz
+
+        (Gneiting and Raftery 2007), by Gauss-Legendre quadrature between quantiles of 1e-6 and
+        1 - 1e-6, with pieces that end at the target. Of counts F is zero below zero.
+
+        Args:
+            y: Targets in original units, ``(m,)``.
+
+        Returns:
+            In units of the targets, ``(m,)``.
+
+        Raises:
+            ShapeError, NonFiniteError: As for :meth:`log_density`.
+        """
+        y_ = self._targets(y)
+        inner = np.stack([self._quantile(p) for p in (_TAIL, 0.01, 0.5, 0.99, 1 - _TAIL)])
+        lowest, highest = np.minimum(inner[0], y_), np.maximum(inner[-1], y_)
+        inside = np.vstack([inner[1:-1], np.full_like(y_, self._lowest)]).clip(lowest, highest)
+        edges = np.sort(np.vstack([lowest, inside, y_, highest]), 0)
+        nodes, shares = np.polynomial.legendre.leggauss(_NODES)
+        total = np.zeros_like(y_)
+        for left, right in pairwise(edges):
+            middle, half = 0.5 * (left + right), 0.5 * (right - left)
+            for node, share in zip(nodes, shares, strict=True):
+                z = middle + half * node
+                below = np.where(z < self._lowest, 0.0, self._cdf(z))
+                total += share * half * (below - (y_ <= z)) ** 2
+        return self._given(total)
+
+    @property
+    def _lowest(self) -> float:
+        return 0.0 if self.counts else -math.inf
+
+    def _as_targets(self, values: Array) -> Array:
+        return np.maximum(np.ceil(values - 0.5), 0.0) if self.counts else values
+
+    def _targets(self, y: Tensor) -> Array:
+        if len(y) != len(self):
+            raise ShapeError("y", tuple(y.shape), f"({len(self)},), one for each row")
+        check_finite("y", y)
+        return y.detach().cpu().double().numpy()
+
+    def _given(self, values: Array) -> Tensor:
+        return torch.as_tensor(values).to(self.locations)
+
+    def _over_components(self, function: Callable[[Array, float], Array], y: Array) -> Array:
+        """A function of standardized values and degrees of freedom, ``(K, m)``."""
+        warped = np.stack([y if warp is None else _forward(warp, y) for warp in self.warps])
+        standardized = (warped - self._loc) / self._scale
+        return np.stack([function(z, nu) for z, nu in zip(standardized, self._nu, strict=True)])
+
+    def _log_density(self, y: Array) -> Array:
+        from scipy.special import logsumexp
+
+        with np.errstate(over="ignore"):  # far away a density is zero
+            logs = self._over_components(log_t_density, y) - np.log(self._scale)
+        for place, warp in enumerate(self.warps):
+            if warp is not None:
+                logs[place] += warp.log_slope(torch.from_numpy(y)).numpy()
+        return np.asarray(logsumexp(logs, axis=0, b=self._w[:, None]))
+
+    def _cdf(self, y: Array) -> Array:
+        return self._w @ self._over_components(t_cdf, y)
+
+    def _quantile(self, probability: float) -> Array:
+        own = np.array([t_quantile(probability, nu) for nu in self._nu])
+        ends = self._loc + self._scale * own[:, None]
+        for place, warp in enumerate(self.warps):
+            if warp is not None:
+                ends[place] = _inverse(warp, ends[place])
+        # A component without weight has no say.
+        ends = ends[self._w > 0]
+        low, high = ends.min(0), ends.max(0)
+        y = 0.5 * (low + high)
+        for _ in range(_MOST_STEPS):
+            excess = self._cdf(y) - probability
+            low, high = np.where(excess < 0, y, low), np.where(excess < 0, high, y)
+            with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+                step = excess / np.exp(self._log_density(y))
+            newton = y - step
+            inside = (newton > low) & (newton < high)
+            moved = np.where(inside, newton, 0.5 * (low + high))
+            moved = np.where(excess == 0, y, moved)
+            done = np.abs(moved - y) <= 4 * np.finfo(float).eps * np.abs(y)
+            y = moved
+            if bool(done.all()):
+                break
+        return y
+
+
+def _forward(warp: Warp, y: Array) -> Array:
+    return warp.forward(torch.from_numpy(y)).numpy()
+
+
+def _inverse(warp: Warp, z: Array) -> Array:
+    return warp.inverse(torch.from_numpy(z)).numpy()
+
+
+def _probability(value: float) -> float:
+    if not 0 < value < 1:
+        raise ArgumentError("probability", value, "numbers between 0 and 1")
+    return float(value)
+
+
+def log_t_density(z: Array, nu: float) -> Array:
+    """The log density of Student's t distribution; of the normal for infinite ``nu``."""
+    from scipy.special import gammaln
+
+    if math.isinf(nu):
+        return -0.5 * z**2 - 0.5 * math.log(2 * math.pi)
+    constant = gammaln(0.5 * (nu + 1)) - gammaln(0.5 * nu) - 0.5 * math.log(nu * math.pi)
+    return constant - 0.5 * (nu + 1) * np.log1p(z**2 / nu)
+
+
+def t_cdf(z: Array, nu: float) -> Array:
+    """The distribution function of Student's t; of the normal for infinite ``nu``."""
+    from scipy.special import ndtr, stdtr
+
+    return ndtr(z) if math.isinf(nu) else stdtr(nu, z)
+
+
+def t_quantile(probability: float, nu: float) -> float:
+    """The inverse of :func:`t_cdf`."""
+    from scipy.special import ndtri, stdtrit
+
+    return float(ndtri(probability) if math.isinf(nu) else stdtrit(nu, probability))

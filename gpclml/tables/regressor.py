@@ -1,0 +1,382 @@
+"""The stack of GPs as an estimator of scikit-learn, for tables of numbers and categories."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import (
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
+
+from gpclml._utils.arguments import callers_level, check_counts, checked
+from gpclml._utils.files import read_checkpoint, write_checkpoint
+from gpclml.errors import ArgumentError, DataError
+from gpclml.tables.columns import Kind, column_of, kind_of
+from gpclml.tables.encoding import InputEncoding, fit_inputs
+from gpclml.tables.missing import filled
+from gpclml.tables.mixture import StackedPrediction
+from gpclml.tables.stacked import LEAST_ROWS, StackedGP
+
+if TYPE_CHECKING:
+    import pandas
+    from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["Regressor"]
+
+_KIND = "gpclml.Regressor"
+
+
+@runtime_checkable
+class _Parameters(Protocol):
+    """What a checker knows of ``BaseEstimator`` without reading scikit-learn's source."""
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Arguments of the constructor by name."""
+        ...
+
+    def set_params(self, **params: Any) -> Self:
+        """Sets arguments of the constructor."""
+        ...
+
+    def __sklearn_tags__(self) -> Any: ...
+
+
+@runtime_checkable
+class _Scored(Protocol):
+    """The same of ``RegressorMixin``."""
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The coefficient of determination."""
+        ...
+
+
+assert issubclass(BaseEstimator, _Parameters)
+assert issubclass(RegressorMixin, _Scored)
+
+
+class Regressor(RegressorMixin, BaseEstimator):
+    """A scikit-learn regressor for tables that predicts distributions, by a :class:`StackedGP`.
+
+    It takes arrays, and data frames with columns of numbers, booleans, dates and categories, and is
+    used as any estimator: in a ``Pipeline``, ``GridSearchCV`` or ``cross_val_score``. Categories
+    become an input for each level.
+
+    Missing values are replaced by their expectation in training rows. In new rows predictions
+    average over what they may be, so that intervals are wider, and so they do over levels that no
+    training row has. Where 10 % of the training rows, and at least five, lack a value, a further
+    input is 1 there; a missing category is then a level.
+
+    Numbers far from all others that are there several times, such as -999, are missing values;
+    others as far, of at most 5 % of the rows, are moved to the nearest of the rest
+    (``gpclml.tables.columns.unusual_values``). A warning says so.
+
+    Args:
+        candidates: Names of the models; None for those of a :class:`StackedGP`.
+        max_rows: Largest number of training rows. If there are more, so many are drawn at random,
+            with a warning. Time grows with the cube of the rows, memory with their square.
+        time_budget: Seconds after which no further candidate is begun; None for no limit.
+        n_jobs: Number of processes that fit candidates, as joblib takes it; None for one.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
+        random_state: Seed of the drawn rows and of networks: an integer or a ``RandomState``. None
+            is the same as 0, so the same call gives the same fit.
+
+    Attributes:
+        stack_: The fitted :class:`StackedGP`; ``stack_.summary()`` says what each model adds.
+        encoding_: How columns become inputs.
+        n_rows_: Number of rows that were fitted to, without copies of others
+            (``stack_.copies`` of them).
+        n_features_in_: Number of columns.
+        feature_names_in_: Names of the columns, if X was a data frame whose names are strings.
+
+    Raises:
+        ArgumentError: In ``fit``: fewer than five rows, two columns of one name, a column of both
+            numbers and other texts, no usable column, or numbers out of range.
+        ValueError: In ``fit`` and ``predict``: infinite values, columns that are not those of the
+            fit, or anything that scikit-learn refuses for all estimators.
+
+    Examples:
+        >>> regressor = Regressor(candidates=("linear", "matern")).fit(x, y)
+        >>> mean, std = regressor.predict(x_new, return_std=True)
+        >>> mean, limits = regressor.predict(x_new, quantiles=(0.05, 0.95))
+    """
+
+    # Set by scikit-learn's own check of a fit's rows.
+    n_features_in_: int
+    feature_names_in_: NDArray[np.object_]
+
+    def __init__(
+        self,
+        candidates: Sequence[str] | None = None,
+        *,
+        max_rows: int = 5000,
+        time_budget: float | None = None,
+        n_jobs: int | None = None,
+        progress: bool | None = False,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.candidates = candidates
+        self.max_rows = max_rows
+        self.time_budget = time_budget
+        self.n_jobs = n_jobs
+        self.progress = progress
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn's tests ask: missing values are taken."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def fit(self, X: ArrayLike | pandas.DataFrame, y: ArrayLike) -> Self:
+        """Fits the stack to a table.
+
+        Args:
+            X: Rows, ``(n, columns)``: an array of numbers or a data frame.
+            y: Targets, ``(n,)``.
+
+        Returns:
+            The estimator itself.
+
+        Warns:
+            UserWarning: Rows were drawn at random or are copies of others, or columns are not used
+                as inputs.
+            FitWarning: A candidate is left out because it failed or the time budget is used up.
+        """
+        check_counts(LEAST_ROWS, max_rows=self.max_rows)
+        table = self._rows(X, fitting=True)
+        targets, seed = _targets(y, table), self._seed()
+        if len(table) < LEAST_ROWS:
+            expected = f"at least {LEAST_ROWS} rows"
+            raise ArgumentError("X", f"n_samples = {len(table)}", expected, "Give more rows.")
+        if len(table) > self.max_rows:
+            rows = np.sort(np.random.default_rng(seed).permutation(len(table))[: self.max_rows])
+            warnings.warn(
+                f"{self.max_rows} of {len(table)} rows, drawn at random, are fitted to. Raise "
+                "max_rows to have more.", UserWarning, stacklevel=callers_level(),
+            )  # fmt: skip
+            table, targets = table.iloc[rows], targets[rows]
+        encoding = _fit_encoding(table, _is_frame(X))
+        stack = StackedGP(self.candidates, seed=seed)
+        x = filled(torch.from_numpy(encoding.encode(table)), encoding.categories, seed)
+        stack.fit(
+            x, torch.from_numpy(targets),
+            categories=encoding.categories, time_budget=self.time_budget, n_jobs=self.n_jobs,
+            progress=self.progress,
+        )  # fmt: skip
+        self.encoding_ = encoding
+        self.stack_ = stack
+        self.n_rows_: int = len(table) - stack.copies
+        return self
+
+    @checked(late=True)
+    def predict(
+        self,
+        X: ArrayLike | pandas.DataFrame,
+        return_std: bool = False,
+        quantiles: Sequence[float] | None = None,
+    ) -> Any:
+        """Means of new observations, and if asked their deviations and quantiles.
+
+        Args:
+            X: Rows with the columns of the fit.
+            return_std: Whether to return standard deviations.
+            quantiles: Probabilities of which to return quantiles.
+
+        Returns:
+            Means, ``(m,)``; or a tuple of means, standard deviations ``(m,)`` if asked for, and
+            quantiles ``(m, q)`` if asked for.
+
+        Raises:
+            ArgumentError: Quantiles are not a sequence of numbers between 0 and 1.
+            ValueError: As in ``fit``, or the columns are not those of the fit.
+        """
+        if quantiles is not None and not all(0 < one < 1 for one in quantiles):
+            raise ArgumentError("quantiles", list(quantiles), "probabilities such as 0.05")
+        prediction = self.predict_distribution(X)
+        parts = [prediction.mean.numpy()]
+        parts += [prediction.std.numpy()] if return_std else []
+        parts += [] if quantiles is None else [prediction.quantile(list(quantiles)).numpy()]
+        return parts[0] if len(parts) == 1 else tuple(parts)
+
+    def predict_distribution(self, X: ArrayLike | pandas.DataFrame) -> StackedPrediction:
+        """The distribution of a new observation at each row.
+
+        Args:
+            X: Rows with the columns of the fit.
+
+        Returns:
+            Means, intervals, quantiles, densities, scores and draws.
+
+        Warns:
+            UserWarning: A value is missing, or a level unknown, where hardly any training row has
+                that. Predictions average over what it may be (:meth:`StackedGP.predict`).
+        """
+        check_is_fitted(self)
+        table = self._rows(X, fitting=False)
+        x = torch.from_numpy(self.encoding_.encode(table))
+        if note := self.encoding_.note_on_unknown(self.stack_.unknown_inputs(x).numpy()):
+            warnings.warn(note, UserWarning, stacklevel=callers_level())
+        return self.stack_.predict(x)
+
+    def sample_y(
+        self,
+        X: ArrayLike | pandas.DataFrame,
+        n_samples: int = 1,
+        random_state: int | np.random.RandomState | None = 0,
+    ) -> NDArray[np.float64]:
+        """Draws of new observations, each row on its own.
+
+        Args:
+            X: Rows with the columns of the fit.
+            n_samples: Number of draws a row.
+            random_state: Seed of the draws.
+
+        Returns:
+            ``(m, n_samples)``.
+
+        Raises:
+            ArgumentError: The number of draws is below 1.
+            ValueError: As :meth:`predict`.
+        """
+        check_counts(n_samples=n_samples)
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        return self.predict_distribution(X).sample(n_samples, seed).numpy().T
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the fitted estimator and its training rows to one file, without pickled objects.
+
+        Args:
+            path: File to write; replaced if it is there.
+
+        Raises:
+            DataError: The file cannot be written.
+        """
+        check_is_fitted(self)
+        names = getattr(self, "feature_names_in_", None)
+        parameters = self.get_params()
+        state = parameters["random_state"]
+        parameters["random_state"] = int(state) if isinstance(state, int | np.integer) else None
+        chosen = parameters["candidates"]
+        parameters["candidates"] = None if chosen is None else list(chosen)
+        content = {
+            "parameters": parameters,
+            "encoding": asdict(self.encoding_),
+            "stack": self.stack_.__getstate__(),
+            "feature_names": None if names is None else [str(name) for name in names],
+            "sizes": [int(self.n_features_in_), int(self.n_rows_)],
+        }
+        write_checkpoint(path, _KIND, content)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Regressor:
+        """Reads an estimator that :meth:`save` wrote; its predictions are the same bit for bit.
+
+        Args:
+            path: File to read.
+
+        Raises:
+            DataError: The file is missing, damaged or not such a checkpoint.
+        """
+        required = {"parameters": dict, "encoding": dict, "stack": dict, "sizes": list}
+        content = read_checkpoint(path, _KIND, "cpu", required)
+        try:
+            made = cls(**content["parameters"])
+            made.encoding_ = InputEncoding.from_content(content["encoding"])
+            made.n_features_in_, made.n_rows_ = content["sizes"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"path: {path} is not complete ({error}). Restore a copy of it, or save the "
+                "estimator again."
+            ) from error
+        made.stack_ = StackedGP()
+        made.stack_.__setstate__(content["stack"])
+        if content["feature_names"] is not None:
+            made.feature_names_in_ = np.array(content["feature_names"], dtype=object)
+        return made
+
+    def _seed(self) -> int:
+        if self.random_state is None:
+            return 0
+        if isinstance(self.random_state, int | np.integer):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _rows(self, X: Any, fitting: bool) -> pandas.DataFrame:
+        """The rows as a data frame, of the columns of the fit."""
+        import pandas
+
+        if _is_frame(X):
+            _check_names(X)
+            # The names and number of columns alone: the encoding looks at their values.
+            validate_data(self, X, reset=fitting, skip_check_array=True)
+            if X.shape[0] == 0:
+                raise ArgumentError("X", "a data frame without rows", "at least one row")
+            table = X.rename(columns=str)
+        else:
+            X = validate_data(
+                self, X, reset=fitting, dtype=np.float64, ensure_all_finite="allow-nan"
+            )
+            table = pandas.DataFrame(X, columns=[f"x{i}" for i in range(X.shape[1])])
+        return table
+
+
+def _targets(y: Any, table: pandas.DataFrame) -> NDArray[np.float64]:
+    if y is None:
+        raise ValueError("y: this estimator requires y to be passed, but the target y is None.")
+    check: Any = check_array
+    try:
+        y = column_or_1d(check(y, ensure_2d=False, dtype=np.float64, input_name="y"), warn=True)
+    except ValueError as error:
+        if "could not convert" in str(error):
+            raise ArgumentError("y", f"texts ({error})", "numbers") from error
+        raise
+    check_consistent_length(table, y)
+    return np.array(y, dtype=np.float64)
+
+
+def _fit_encoding(table: pandas.DataFrame, is_frame: bool) -> InputEncoding:
+    """How columns become inputs; those of an array are numbers. A warning says what is not used."""
+    columns = {name: column_of(table, name) for name in table.columns}
+    kinds: dict[str, Kind] = {
+        name: kind_of(column) if is_frame or column.isna().all() else "number"
+        for name, column in columns.items()
+    }
+    encoding = fit_inputs(table, kinds)
+    if encoding.left_out:
+        said = "; ".join(f"{name!r}: {reason}" for name, reason in encoding.left_out.items())
+        message = f"Columns that are no inputs: {said}."
+        warnings.warn(message, UserWarning, stacklevel=callers_level())
+    if encoding.notes:
+        warnings.warn(" ".join(encoding.notes), UserWarning, stacklevel=callers_level())
+    if not encoding.columns:
+        got = f"no usable column of {table.shape[1]}"
+        raise ArgumentError("X", got, "at least one column to predict from")
+    return encoding
+
+
+def _is_frame(X: object) -> bool:
+    """Whether it is a data frame of pandas."""
+    pandas = sys.modules.get("pandas")  # without it nothing can be one
+    return pandas is not None and isinstance(X, pandas.DataFrame)
+
+
+def _check_names(table: pandas.DataFrame) -> None:
+    """Refuses a data frame in which two columns have one name."""
+    names = [str(name) for name in table.columns]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        got = f"several columns named {', '.join(map(repr, twice))}"
+        raise ArgumentError("X", got, "columns of different names")

@@ -1,0 +1,446 @@
+"""Laplace posteriors of networks: predictions by hand, their calibration, files, wrong input."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, SoftmaxLikelihood
+from torch import nn
+from torch.distributions import Bernoulli, Categorical, Normal
+from torch.utils.data import DataLoader, TensorDataset
+
+from gpclml import Laplace
+from gpclml.curvature import Full, FunctionSpace, GaussianWeightPrior, output_gradients
+from gpclml.errors import (
+    ArgumentError,
+    DataError,
+    ModelModeError,
+    NonFiniteError,
+    ShapeError,
+    UnknownNameError,
+    UnsupportedError,
+)
+from gpclml.laplace.laplace_parts import _density, _gradient, only_trained
+from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.models import LinearizedNetwork
+
+N = 40
+
+
+def network(outputs=3, seed=0):
+    torch.manual_seed(seed)
+    made = nn.Sequential(
+        nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(8, outputs)
+    )
+    made.double()
+    made(images(seed=5))  # running statistics
+    return made.eval()
+
+
+def images(n=N, seed=1):
+    return torch.randn(n, 1, 3, 3, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def classes(n=N):
+    return torch.arange(n) % 3
+
+
+def jacobian(net, x, names):
+    rows = []
+    parameters = [net.get_parameter(name) for name in names]
+    for point in x:
+        outputs = net(point.unsqueeze(0))[0]
+        for value in outputs:
+            parts = torch.autograd.grad(value, parameters, retain_graph=True)
+            rows.append(torch.cat([part.flatten() for part in parts]))
+    return torch.stack(rows).unflatten(0, (len(x), -1))
+
+
+LAST = ["4.weight", "4.bias"]
+ALL = ["0.weight", "0.bias", "1.weight", "1.bias", *LAST]
+
+
+@pytest.mark.parametrize(("weights", "names"), [("last", LAST), ("all", ALL), (["4", "0.bias"], 0)])
+@pytest.mark.parametrize("structure", ["full", "diag"])
+def test_classes_by_hand(weights, names, structure):
+    net, x, y = network(), images(), classes()
+    names = names or ["0.bias", *LAST]
+    posterior = Laplace(net, "classification", weights=weights, structure=structure)
+    posterior.fit((x, y), precision=0.7, batch_size=11, progress=False)
+    assert posterior.names == names
+    p, J = net(x).softmax(-1), jacobian(net, x, names)
+    H = (J.mT @ (torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)) @ J).sum(0)
+    H = H if structure == "full" else torch.diag(H.diagonal())
+    precision = H + 0.7 * torch.eye(len(H))
+    at = images(5, seed=2)
+    J = jacobian(net, at, names)
+    covariance = J @ torch.linalg.inv(precision) @ J.mT
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    expected = (net(at) / (1 + math.pi / 8 * variance).sqrt()).softmax(-1)
+    predicted = posterior.predict(at)
+    assert isinstance(predicted, Categorical)
+    torch.testing.assert_close(predicted.probs, expected)
+    penalty = sum(net.get_parameter(name).square().sum() for name in names)
+    evidence = p[torch.arange(N), y].log().sum() - 0.35 * penalty
+    evidence = evidence - 0.5 * (precision.logdet() - len(H) * math.log(0.7))
+    assert posterior.log_evidence == pytest.approx(float(evidence.detach()))
+    assert all(not p.requires_grad or p.grad is None for p in net.parameters())
+    drawn = torch.distributions.MultivariateNormal(net(at), covariance + 1e-9 * torch.eye(3))
+    mean = drawn.sample((20_000,)).softmax(-1).mean(0)
+    by_draws = posterior.predict(at, "draws", draws=20_000).probs
+    assert float((by_draws - mean).abs().max()) < 0.015
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_regression_by_hand(outputs):
+    net, x = network(outputs), images()
+    y = torch.randn(N, outputs, generator=torch.Generator().manual_seed(4)).double()
+    likelihood = GaussianLikelihood().double()
+    likelihood.noise = 0.3
+    posterior = Laplace(net, likelihood, structure="full")
+    posterior.fit((x, y), precision=2.0)
+    J, at = jacobian(net, x, LAST), images(5, seed=2)
+    precision = (J.mT @ J).sum(0) / 0.3 + 2 * torch.eye(J.shape[-1])
+    new = jacobian(net, at, LAST)
+    variance = (new @ torch.linalg.inv(precision) @ new.mT).diagonal(dim1=-2, dim2=-1) + 0.3
+    predicted = posterior.predict(at)
+    assert isinstance(predicted, Normal)
+    assert predicted.mean.shape == ((5,) if outputs == 1 else (5, 2))
+    torch.testing.assert_close(predicted.mean.reshape(5, -1), net(at).detach())
+    torch.testing.assert_close(predicted.variance.reshape(5, -1), variance.detach())
+    posterior.fit((x, y))  # the noise too
+    assert abs(float(likelihood.noise.detach()) - 0.3) > 0.01
+
+
+def test_two_classes():
+    net, x, y = network(1), images(), torch.arange(N) % 2
+    posterior = Laplace(net, BernoulliLikelihood(), structure="full").fit((x, y), precision=1.0)
+    predicted = posterior.predict(x)
+    assert isinstance(predicted, Bernoulli)
+    outputs = net(x).detach()
+    function = torch.special.ndtr(outputs[:, 0])
+    nearer = (predicted.probs - 0.5).abs() < (function - 0.5).abs()
+    assert bool(nearer.all())
+    torch.testing.assert_close(posterior.predict(x, "mode").probs, function)
+
+
+@pytest.mark.parametrize("structure", ["kron", "full", "diag"])
+@pytest.mark.parametrize("weights", ["last", "all"])
+def test_a_loader_gives_what_tensors_give(structure, weights):
+    net, x, y = network(), images(), classes()
+    loader = DataLoader(TensorDataset(x, y), batch_size=9, shuffle=True)
+    one, other = (
+        Laplace(net, "classification", structure=structure, weights=weights)
+        .fit(data, precision=0.5, batch_size=N)
+        for data in (loader, (x, y))
+    )  # fmt: skip
+    assert one.num_data == other.num_data == N
+    assert one.log_evidence == pytest.approx(other.log_evidence)
+    torch.testing.assert_close(one.predict(x).probs, other.predict(x).probs)
+
+
+def test_precisions_of_the_largest_evidence():
+    net, x, y = network(), images(), classes()
+    fitted = Laplace(net, "classification", weights="all", by="parameter").fit((x, y))
+    assert len(set(fitted.precisions.values())) == len(ALL)
+    for factor in (0.8, 1.25):
+        worse = Laplace(net, "classification", weights="all", by="parameter")
+        mll_value = evidence_at(net, x, y, {k: factor * v for k, v in fitted.precisions.items()})
+        assert mll_value < fitted.log_evidence
+    worse.fit((x, y), precision=1.0)
+    assert worse.log_evidence < fitted.log_evidence
+    assert evidence_at(net, x, y, fitted.precisions) == pytest.approx(fitted.log_evidence)
+
+
+def evidence_at(net, x, y, precisions):
+    model = LinearizedNetwork(net)
+    model.prior.precisions = lambda: {k: torch.tensor(v).double() for k, v in precisions.items()}
+    likelihood = SoftmaxLikelihood(num_classes=3, mixing_weights=False)
+    mll = LaplaceMarginalLogLikelihood(likelihood, model, N)
+    return N * float(mll(model(x), y).detach())
+
+
+def density(predicted, y):
+    return float(predicted.log_prob(y).mean())
+
+
+@pytest.mark.parametrize("precision", ["evidence", "validation", 1.0])
+@pytest.mark.parametrize("factor", [0.3, 1.0, 8.0])
+def test_validation_makes_predictions_no_worse_than_the_network(precision, factor):
+    net, x = network(), images(200)
+    y = Categorical(logits=3 * net(x)).sample()
+    with torch.no_grad():
+        net[4].weight.mul_(3 * factor)  # under- and overconfident
+        net[4].bias.mul_(3 * factor)
+    posterior = Laplace(net, "classification")
+    posterior.fit((x[:80], y[:80]), validation=(x[80:], y[80:]), precision=precision)
+    now, then = (posterior.predict(x[80:], method) for method in ("closed", "mode"))
+    assert density(now, y[80:]) >= density(then, y[80:]) - 1e-12
+    if factor != 1:
+        assert density(now, y[80:]) > density(then, y[80:]) + 0.02
+    raw = Laplace(net, "classification").fit((x[:80], y[:80]), precision=1.0)
+    assert (raw.covariance_scale, raw.output_temperature) == (1.0, 1.0)
+
+
+def test_few_validation_points_do_not_decide_the_temperature():
+    net, x = network(), images()
+    y = net(x).argmax(-1)  # all right, so that a temperature of zero is likeliest
+    posterior = Laplace(net, "classification").fit((x, y), validation=(x[:4], y[:4]))
+    assert posterior.output_temperature > 0.2
+
+
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)], ids=["values", "column"])
+def test_validation_of_a_regression_chooses_the_noise(shape):
+    net, x = network(1), images(300)
+    y = (net(x) + 0.5 * torch.randn(300, 1, dtype=torch.float64)).detach()
+    likelihood = GaussianLikelihood().double()
+    likelihood.noise = 0.01
+    posterior = Laplace(net, likelihood)
+    posterior.fit((x[:50], y[:50]), validation=(x[50:], y[50:].reshape(shape)), precision=10.0)
+    assert float(posterior.predict(x).stddev.mean()) == pytest.approx(0.5, rel=0.1)
+
+
+def test_predictions_go_by_chunks_and_are_the_same():
+    net, x = network(), images(600)
+    posterior = Laplace(net, "classification").fit((x[:N], classes()), precision=1.0)
+    most: list[int] = []
+    handle = net.register_forward_pre_hook(lambda _, args: most.append(len(args[0])))
+    whole = posterior.predict(x).probs
+    handle.remove()
+    assert max(most) <= 256
+    parts = [posterior.predict(part).probs for part in x.split(77)]
+    torch.testing.assert_close(whole, torch.cat(parts))
+    one, same = (posterior.predict(x, "draws", draws=20).probs for _ in range(2))
+    assert torch.equal(one, same)
+
+
+@pytest.mark.parametrize("structure", ["kron", "full", "diag"])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_a_file_holds_it_all(structure, outputs, tmp_path):
+    net, x = network(outputs), images()
+    y = classes() if outputs == 3 else x.flatten(1)[:, 0]
+    kind = "classification" if outputs == 3 else "regression"
+    posterior = Laplace(net, kind, weights="all", structure=structure, by="network")
+    posterior.fit((x, y), validation=(images(seed=3), y))
+    posterior.covariance_scale = 0.37
+    posterior.save(tmp_path / "posterior.pt")
+    read = Laplace.load(tmp_path / "posterior.pt", network(outputs, seed=9))
+    one, other = posterior.predict(x), read.predict(x)
+    assert torch.equal(
+        one.mean if outputs == 1 else one.probs, other.mean if outputs == 1 else other.probs
+    )
+    assert read.log_evidence == posterior.log_evidence
+    assert read.precisions == posterior.precisions
+    with pytest.raises(DataError, match=r"4\.weight|shape"):
+        Laplace.load(tmp_path / "posterior.pt", network(outputs + 1))
+    torch.save({"a": 1}, tmp_path / "other.pt")
+    with pytest.raises(DataError):
+        Laplace.load(tmp_path / "other.pt", net)
+
+
+class TiedEnds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(3, 4), nn.Linear(4, 3, bias=False)
+        nn.init.normal_(self.tokens.weight, std=0.3)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, x):
+        return self.head(self.tokens(x).mean(1))
+
+
+def test_the_last_layer_may_be_tied_or_frozen():
+    torch.manual_seed(0)
+    net, x = TiedEnds().requires_grad_(False), torch.randint(3, (N, 4))
+    posterior = Laplace(net, "classification", structure="full").fit((x, classes()))
+    assert posterior.names == ["tokens.weight"]
+    assert not any(p.requires_grad for p in net.parameters())
+    with pytest.raises(ArgumentError, match="no parameter"):
+        Laplace(net, "classification", weights="all").fit((x, classes()))
+
+
+FIVE = SoftmaxLikelihood(num_classes=5, mixing_weights=False)
+
+
+def fit(data, net=None, likelihood="classification", precision="evidence", more=None, **options):
+    made = Laplace(net or network(), likelihood, **options)
+    return made.fit(data, validation=more, precision=precision)
+
+
+WRONG = [
+    (lambda: fit((images().mul(50).to(torch.uint8), classes())), ShapeError, "x: got torch.uint8"),
+    (lambda: fit((images().float(), classes())), ShapeError, "x: got torch.float32"),
+    (lambda: fit((images()[:, 0, 0], classes())), ShapeError, "an input that the module takes"),
+    (lambda: fit(DataLoader(TensorDataset(images(0), classes(0)))), ArgumentError, "no points"),
+    (lambda: fit(iter(())), ArgumentError, "gives its batches once"),
+    (lambda: fit([images()]), ArgumentError, "expected a sequence of tensors"),
+    (lambda: fit([(images(), classes(7))]), ShapeError, "40 points and 7 targets"),
+    (lambda: fit((images(), classes()), network().train()), ModelModeError, "BatchNorm2d"),
+    (
+        lambda: fit((images(), classes()), None, FIVE),
+        ShapeError,
+        "3 outputs, expected 5",
+    ),
+    (lambda: fit((images(), classes() + 1)), ArgumentError, "from 0 to 2"),
+    (lambda: fit((images(), images()[:, 0, 0, 0]), None, "regression"), ShapeError, "target"),
+    (lambda: fit((images(), classes()), weights="head"), ArgumentError, "'last', 'all', or some"),
+    (lambda: fit((images(), classes()), structure="kronecker"), UnknownNameError, "structure"),
+    (lambda: fit((images(), classes()), nn.Flatten()), ArgumentError, "no layer with parameters"),
+    (lambda: fit((images(), classes()), structure=FunctionSpace()), UnsupportedError, "Full"),
+    (lambda: Laplace(network(), "classification").predict(images()), ArgumentError, "not fitted"),
+    (lambda: fit((images(), classes()), precision="validation"), ArgumentError, "without val"),
+    (lambda: fit((images(), classes()), precision=-1.0), ArgumentError, "positive"),
+    (lambda: fit((images(), classes())).predict(images() / 0), NonFiniteError, "x: "),
+    (lambda: fit((images(), classes()), more=(images() / 0, classes())), NonFiniteError,
+     "validation: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", WRONG, ids=[text for *_, text in WRONG])
+def test_wrong_input(call):
+    run, error, text = call
+    with pytest.raises(error, match=text):
+        run()
+
+
+def test_weights_that_changed_after_fit():
+    net, x, y = network(), images(), classes()
+    posterior = Laplace(net, "classification", structure=Full()).fit((x, y))
+    before = net.state_dict()["1.running_mean"].clone()
+    net.train()
+    with pytest.raises(ModelModeError, match="BatchNorm2d"):
+        posterior.predict(x)
+    net.eval()
+    posterior.predict(x)
+    with torch.no_grad():
+        net[0].weight.add_(1e-9)
+    for call in (lambda: posterior.predict(x), lambda: posterior.save("unused")):
+        with pytest.raises(ArgumentError, match="changed after fit"):
+            call()
+    posterior.fit((x, y)).predict(x)
+    torch.testing.assert_close(net.state_dict()["1.running_mean"], before)
+
+
+def test_predictions_by_the_bridge():
+    net, x, y = network(), images(), classes()
+    posterior = Laplace(net, "classification").fit((x, y))
+    at = images(300, seed=7)
+    by_bridge, by_draws = (posterior.predict(at, k).probs for k in ("bridge", "draws"))
+    assert 1e-3 < float((by_bridge - by_draws).abs().mean()) < 0.05
+    posterior.covariance_scale = 0.0
+    torch.testing.assert_close(posterior.predict(at, "bridge").probs, posterior.predict(at).probs)
+    regression = Laplace(network(1), "regression").fit((x, x[:, 0, 0, 0]))
+    with pytest.raises(UnsupportedError, match="softmax"):
+        regression.predict(x, "bridge")
+
+
+def trained(n=60, epochs=300):
+    """A network at the mode of its last layer, its data and others, where one class is likelier."""
+    net, x = network(), images(n + 60, seed=11)
+    y = (x.sum((1, 2, 3)) + torch.randn(len(x), dtype=torch.float64) > 0).long()
+    optimizer = torch.optim.LBFGS(net[4].parameters(), max_iter=epochs)
+
+    def closure():
+        optimizer.zero_grad()
+        penalty = 0.5 * sum(p.square().sum() for p in net[4].parameters())
+        loss = nn.functional.cross_entropy(net(x[:n]), y[:n], reduction="sum") + penalty
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    net.zero_grad()
+    return net, (x[:n], y[:n]), (x[n:], y[n:])
+
+
+@pytest.mark.parametrize("precision", ["cross-validation", "clml", "validation"])
+@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+def test_precisions_by_other_points(precision, structure):
+    net, data, validation = trained()
+    by_evidence = Laplace(net, "classification", structure=structure).fit(data)
+    posterior = Laplace(net, "classification", structure=structure)
+    posterior.fit(data, validation=validation, precision=precision, batch_size=7, progress=False)
+    factors = {
+        round(math.log10(posterior.precisions[k] / by_evidence.precisions[k]), 6) for k in LAST
+    }
+    assert len(factors) == 1
+    assert factors.pop() in range(-2, 7)
+    now, then = (posterior.predict(validation[0], k) for k in ("closed", "mode"))
+    assert density(now, validation[1]) >= density(then, validation[1]) - 1e-12
+
+
+def test_folds_are_those_of_a_network_trained_without_them():
+    net, (x, y), _ = trained()
+    mll = LaplaceMarginalLogLikelihood(
+        SoftmaxLikelihood(num_classes=3, mixing_weights=False),
+        LinearizedNetwork(net, GaussianWeightPrior(net, "network", 1.0)), len(x), Full(),
+    )  # fmt: skip
+    with only_trained(net, LAST):
+        parts = [mll.evidence_of(x[k::5], y[k::5]) for k in range(5)]
+        gradient = _gradient(parts[0], x[::5], y[::5])
+        others = sum(parts[1:])
+
+        def covariances(function, at, outputs):
+            return function(output_gradients(net, at, outputs))
+
+        found = _density(others, gradient, x[::5], y[::5], 1.0, covariances)
+    keep = torch.arange(len(x)) % 5 != 0
+    again = copy.deepcopy(net)
+    optimizer = torch.optim.LBFGS(again[4].parameters(), max_iter=300)
+
+    def closure():
+        optimizer.zero_grad()
+        penalty = 0.5 * sum(p.square().sum() for p in again[4].parameters())
+        loss = nn.functional.cross_entropy(again(x[keep]), y[keep], reduction="sum") + penalty
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    exact = Laplace(again, "classification", structure="full")
+    exact.fit((x[keep], y[keep]), precision=1.0)
+    expected = float(exact.predict(x[::5]).log_prob(y[::5]).sum())
+    mode = Laplace(net, "classification", structure="full").fit((x, y), precision=1.0)
+    optimistic = float(mode.predict(x[::5]).log_prob(y[::5]).sum())
+    assert abs(found - expected) < 0.3 * abs(optimistic - expected)
+
+
+def test_folds_need_batches_in_one_order():
+    net, (x, y), _ = trained()
+    loader = DataLoader(TensorDataset(x, y), batch_size=9, shuffle=True)
+    with pytest.raises(ArgumentError, match="shuffle=False"):
+        Laplace(net, "classification").fit(loader, precision="cross-validation")
+    with pytest.raises(ArgumentError, match="one batch"):
+        Laplace(net, "classification").fit([(x, y)], precision="cross-validation")
+    with pytest.raises(ArgumentError, match="once"):
+        Laplace(net, "classification").fit(iter([(x, y)]), precision="cross-validation")
+
+
+def test_labels_that_were_shuffled_apart_from_their_points():
+    torch.manual_seed(0)
+    net, x = network(), images(200)
+    with torch.no_grad():
+        net[4].weight.mul_(12)
+    y = net(x).argmax(-1)
+    shuffled = y[torch.randperm(200)]
+    good = Laplace(net, "classification").fit((x, y), validation=(x, y))
+    assert good.num_data == 200
+    for call in (
+        lambda: Laplace(net, "classification").fit((x, shuffled)),
+        lambda: Laplace(net, "classification").fit((x, y), validation=(x, shuffled)),
+    ):
+        with pytest.raises(ArgumentError, match="shuffled apart"):
+            call()
+
+
+def test_the_functional_form_is_the_same_posterior():
+    net, x, y = network(), images(8), classes(8)
+    of_weights, of_points = (
+        Laplace(net, "classification", weights="all", structure=Full(form)).fit(
+            (x, y), precision=0.5
+        )
+        for form in ("parameters", "samples")
+    )
+    at = images(5, seed=2)
+    torch.testing.assert_close(of_weights.predict(at).probs, of_points.predict(at).probs)

@@ -1,0 +1,91 @@
+"""A real table with all that tables have, and the commands run on it."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_diabetes
+from typer.testing import CliRunner
+
+from gpclml.tables import comparing, fitting
+from gpclml.tables.command import app
+
+NAME = '<b>sex & "gender"</b>'
+
+
+@pytest.fixture(scope="session")
+def diabetes():
+    """Diabetes: 130 rows with categories of an odd name, dates, ids, and missing values."""
+    table = load_diabetes(as_frame=True, scaled=False).frame.head(130)
+    rng = np.random.default_rng(0)
+    table = table.rename(columns={"target": "progression"})[
+        ["sex", "bmi", "bp", "s5", "progression"]
+    ]
+    table[NAME] = table.pop("sex").map({1: "<i>f</i>", 2: "m"})
+    table["patient"] = [f"patient {i}" for i in range(len(table))]
+    table["clinic"] = "Boston"
+    table.loc[rng.random(len(table)) < 0.1, "bmi"] = np.nan
+    table.loc[3, "progression"] = np.nan
+    return table
+
+
+@pytest.fixture
+def csv(diabetes, tmp_path):
+    path = tmp_path / "a <table> & more.csv"
+    diabetes.to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture(scope="session")
+def gpclml():
+    """Runs a command; options as they are typed. Gives exit code, stdout and stderr."""
+
+    def run(*words):
+        return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+
+    return run
+
+
+@pytest.fixture
+def no_fit(monkeypatch):
+    """Whatever is refused is refused before any fit."""
+
+    def fit(*args, **kwargs):
+        raise AssertionError("a model was fitted")
+
+    monkeypatch.setattr(fitting, "fit_recipe", fit)
+    monkeypatch.setattr(comparing, "fit_recipe", fit)
+
+
+@pytest.fixture(scope="session")
+def no_tables():
+    """What is given for a table and is none: its bytes, None for a folder, and what is said."""
+    png, jpeg = io.BytesIO(), io.BytesIO()
+    colours = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
+    Image.fromarray(colours).save(png, format="png")
+    Image.fromarray(colours).save(jpeg, format="jpeg")
+    return {
+        "an image": (png.getvalue(), "data.csv is not a text file. Save the table as CSV"),
+        "a photograph": (jpeg.getvalue(), "data.csv is not a text file. Save the table as CSV"),
+        "HTML": (b"<html>Not found</html>", "data.csv is not a table (it looks like HTML or JSON)"),
+        "empty": (b"", "data.csv is empty"),
+        "no rows": (b"price,x\n", "data.csv has column names and no rows"),
+        "names twice": (b"price,price\n1,2\n", "'price' is there 2 times (columns 1 and 2)"),
+        "a folder": (None, "data.csv is a folder. Give a CSV or Parquet file"),
+    }
+
+
+@pytest.fixture(scope="session")
+def report(diabetes, gpclml, tmp_path_factory):
+    """The folder of a report of two models, and what the command printed."""
+    folder = tmp_path_factory.mktemp("report")
+    data = folder / "a <table> & more.csv"
+    diabetes.to_csv(data, index=False)
+    out = folder / "out"
+    options = "--models", "linear,rbf", "--seed", 1, "--steps", 30, "--out", out
+    result = gpclml("compare", data, "--target", "progression", *options)
+    assert result.exit_code == 0, result.output
+    return out, result

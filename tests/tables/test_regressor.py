@@ -1,0 +1,385 @@
+"""The estimator of scikit-learn: its own checks, tables with categories, files, bad input."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from gpclml import Regressor, StackedGP
+from gpclml.errors import ArgumentError, DataError, UnknownNameError, UnsupportedError
+from gpclml.fit import FitWarning
+from gpclml.tables import DEFAULT_CANDIDATES, stacked
+from gpclml.tables.regressor import InputEncoding
+
+FAST = ("linear", "matern")
+
+
+def arrays(n=40, d=3, seed=0):
+    draws = np.random.default_rng(seed)
+    x = draws.uniform(0, 3, (n, d))
+    return x, np.sin(2 * x[:, 0]) + x[:, 1] + 0.05 * draws.standard_normal(n)
+
+
+def frame(n=60, seed=0):
+    draws = np.random.default_rng(seed)
+    table = pd.DataFrame(
+        {
+            "size": draws.uniform(0, 3, n),
+            "count": draws.integers(0, 5, n),
+            "kind": draws.choice(["a", "b", "c"], n),
+            "place": pd.Categorical(draws.choice(["north", "south"], n)),
+            "new": draws.random(n) < 0.5,
+        }
+    )
+    shift = table["kind"].map({"a": 0.0, "b": 3.0, "c": -2.0}).to_numpy(float)
+    y = shift + table["size"] + 0.5 * table["new"] + 0.05 * draws.standard_normal(n)
+    return table, y.to_numpy()
+
+
+def test_the_checks_of_scikit_learn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of columns left out, and of skipped checks
+        results = check_estimator(Regressor(FAST), on_fail=None, on_skip=None)
+    assert len(results) > 40
+    failed = {one["check_name"]: one["exception"] for one in results if one["status"] == "failed"}
+    assert not failed
+
+
+def test_it_is_the_stack_of_its_rows():
+    x, y = arrays()
+    regressor = Regressor(FAST).fit(x, y)
+    stack = StackedGP(FAST).fit(torch.from_numpy(x), torch.from_numpy(y))
+    new = arrays(7, seed=1)[0]
+    expected = stack.predict(torch.from_numpy(new))
+    mean, std, limits = regressor.predict(new, return_std=True, quantiles=(0.1, 0.9))
+    np.testing.assert_array_equal(mean, expected.mean.numpy())
+    np.testing.assert_array_equal(std, expected.std.numpy())
+    np.testing.assert_array_equal(limits, expected.quantile([0.1, 0.9]).numpy())
+    np.testing.assert_array_equal(regressor.predict(new), mean)
+    assert len(regressor.predict(new, quantiles=[0.5])) == 2
+    assert regressor.n_rows_ == 40
+    assert regressor.score(x, y) > 0.9
+
+
+def test_the_constructor_does_nothing_and_clones():
+    regressor = Regressor(candidates="no such", max_rows=-3)
+    assert clone(regressor).get_params() == regressor.get_params()
+    assert not [name for name in vars(regressor) if name.endswith("_")]
+    with pytest.raises(NotFittedError):
+        regressor.predict(arrays()[0])
+
+
+def test_a_pipeline_with_a_column_transformer_and_cross_validation():
+    table, y = frame()
+    transformer = ColumnTransformer(
+        [
+            ("numbers", StandardScaler(), ["size", "count"]),
+            ("texts", OneHotEncoder(handle_unknown="ignore"), ["kind", "place"]),
+        ],
+        remainder="passthrough", sparse_threshold=0.0,
+    )  # fmt: skip
+    pipeline = make_pipeline(transformer, Regressor(FAST))
+    assert cross_val_score(pipeline, table, y, cv=3).mean() > 0.9
+    # Without one it encodes the same columns by itself.
+    assert cross_val_score(Regressor(FAST), table, y, cv=3).mean() > 0.9
+
+
+def test_a_grid_search():
+    table, y = frame(40)
+    search = GridSearchCV(Regressor(), {"candidates": [("linear",), FAST]}, cv=2).fit(table, y)
+    assert search.best_params_["candidates"] in (("linear",), FAST)
+    assert search.predict(table).shape == (40,)
+
+
+def test_categories_booleans_and_dates():
+    table, y = frame()
+    table["date"] = pd.date_range("2024-01-01", periods=60)
+    regressor = Regressor(FAST).fit(table, y)
+    assert regressor.encoding_.names == (
+        "size", "count", "kind = a", "kind = b", "kind = c", "place = north", "place = south",
+        "new", "date",
+    )  # fmt: skip
+    assert list(regressor.feature_names_in_) == list(table.columns)
+    encoded = regressor.encoding_.encode(table)
+    np.testing.assert_array_equal(encoded[:, 2:5].sum(1), 1.0)
+    np.testing.assert_array_equal(encoded[:, 7], table["new"].astype(float))
+    new, expected = frame(100, seed=1)
+    new["date"] = table["date"].iloc[0]
+    assert np.sqrt(np.mean((regressor.predict(new) - expected) ** 2)) < 0.4
+
+
+def test_unseen_categories_and_missing_values_at_prediction():
+    table, y = frame()
+    regressor = Regressor(FAST).fit(table, y)
+    new = table.head(4).copy()
+    new["kind"] = ["a", "unheard of", None, "b"]
+    new["size"] = [1.0, 1.0, 1.0, np.nan]
+    with pytest.warns(UserWarning, match="3 of 4 rows .* in 'size', 'kind'") as caught:
+        mean, std = regressor.predict(new, return_std=True)
+    assert caught[0].filename == __file__
+    assert np.isfinite(mean).all()
+    assert (std[1:] > 2 * std[0]).all()  # where something is not known
+    with pytest.warns(UserWarning, match="1 of 1 rows"):
+        assert mean[1] == pytest.approx(regressor.predict(new.iloc[[1]])[0])
+
+
+@pytest.mark.parametrize("kind", ["array", "frame"])
+def test_missing_values_are_marked(kind):
+    x, y = arrays(50)
+    x[::7, 1] = np.nan
+    X = x if kind == "array" else pd.DataFrame(x, columns=["x0", "x1", "x2"])
+    regressor = Regressor(FAST).fit(X, y)
+    assert regressor.encoding_.names == ("x0", "x1", "x1 is missing", "x2")
+    encoded = regressor.encoding_.encode(pd.DataFrame(x, columns=["x0", "x1", "x2"]))
+    marked = np.isnan(x[:, 1])
+    np.testing.assert_array_equal(encoded[:, 2], marked)
+    np.testing.assert_array_equal(encoded[:, 1], x[:, 1])
+    assert np.isfinite(regressor.predict(X)).all()
+
+
+def test_a_category_of_many_levels_keeps_the_frequent_ones():
+    table, y = frame(80)
+    names = [f"rare {i}" for i in range(60)]
+    table["place"] = ["common"] * 20 + names
+    encoding = Regressor(("linear",)).fit(table, y).encoding_
+    levels = next(column for column in encoding.columns if column.name == "place").levels
+    assert len(levels) == 50
+    assert "common" in levels
+
+
+def test_more_rows_than_are_fitted_to():
+    x, y = arrays(50)
+    with pytest.warns(UserWarning, match="20 of 50 rows, drawn at random") as caught:
+        regressor = Regressor(FAST, max_rows=20, random_state=3).fit(x, y)
+    assert caught[0].filename == __file__
+    assert regressor.n_rows_ == 20
+    with pytest.warns(UserWarning, match="20 of 50"):
+        same, other = (Regressor(FAST, max_rows=20, random_state=s).fit(x, y) for s in (3, 4))
+    np.testing.assert_array_equal(same.predict(x), regressor.predict(x))
+    assert not np.array_equal(other.predict(x), regressor.predict(x))
+
+
+def test_a_time_budget_too_small_for_anything():
+    with pytest.warns(FitWarning, match="time budget"):
+        regressor = Regressor(time_budget=1e-9).fit(*arrays())
+    assert [one.name for one in regressor.stack_.components] == ["linear"]
+
+
+def test_draws():
+    x, y = arrays()
+    regressor = Regressor(FAST).fit(x, y)
+    draws = regressor.sample_y(x[:5], n_samples=400, random_state=1)
+    assert draws.shape == (5, 400)
+    np.testing.assert_array_equal(draws, regressor.sample_y(x[:5], 400, random_state=1))
+    mean, std = regressor.predict(x[:5], return_std=True)
+    assert (abs(draws.mean(1) - mean) < 5 * std / 20).all()
+
+
+def test_pickles_and_files_give_the_same_predictions(tmp_path):
+    table, y = frame()
+    table.loc[3:9, "size"] = np.nan
+    regressor = Regressor(FAST, random_state=5).fit(table, y)
+    expected = regressor.predict(table, return_std=True, quantiles=[0.05])
+    regressor.save(tmp_path / "regressor.pt")
+    torch.load(tmp_path / "regressor.pt", weights_only=True)
+    loaded = Regressor.load(tmp_path / "regressor.pt")
+    for other in (pickle.loads(pickle.dumps(regressor)), loaded):
+        got = other.predict(table, return_std=True, quantiles=[0.05])
+        for one, two in zip(expected, got, strict=True):
+            np.testing.assert_array_equal(one, two)
+    assert loaded.n_features_in_ == 5
+    assert list(loaded.feature_names_in_) == list(table.columns)
+    assert loaded.random_state == 5
+    with pytest.raises(ValueError, match="feature names"):
+        loaded.predict(table.rename(columns={"size": "mass"}))
+    with pytest.raises(DataError, match="no file"):
+        Regressor.load(tmp_path / "none.pt")
+    regressor.stack_.save(tmp_path / "stack.pt")
+    with pytest.raises(DataError, match=r"not a gpclml.Regressor"):
+        Regressor.load(tmp_path / "stack.pt")
+
+
+def test_an_encoding_is_what_it_was_after_its_content():
+    table, y = frame()
+    encoding = Regressor(("linear",)).fit(table, y).encoding_
+    assert InputEncoding.from_content(encoding.to_content()) == encoding
+
+
+@pytest.mark.slow
+def test_several_processes_give_the_same_fit():
+    x, y = arrays()
+    one = Regressor().fit(x, y)
+    two = Regressor(n_jobs=2).fit(x, y)
+    assert [part.name for part in one.stack_.components] == [
+        part.name for part in two.stack_.components
+    ]
+    np.testing.assert_allclose(one.predict(x), two.predict(x), rtol=1e-6)
+
+
+def test_a_constant_target_and_more_columns_than_rows():
+    x, _ = arrays()
+    mean, std = Regressor(FAST).fit(x, np.full(40, 7.0)).predict(x, return_std=True)
+    np.testing.assert_allclose(mean, 7.0)
+    assert (std < 0.1).all()
+    draws = np.random.default_rng(0)
+    wide = draws.standard_normal((12, 40))
+    y = wide[:, 0] + 0.1 * draws.standard_normal(12)
+    mean, std = Regressor(FAST).fit(wide, y).predict(wide, return_std=True)
+    assert np.isfinite(mean).all()
+    assert (std > 0).all()
+
+
+def test_bad_input():
+    x, y = arrays()
+    with pytest.raises(ArgumentError, match="n_samples = 4"):
+        Regressor(FAST).fit(x[:4], y[:4])
+    broken = x.copy()
+    broken[3, 1] = np.inf
+    with pytest.raises(ValueError, match="infinity"):
+        Regressor(FAST).fit(broken, y)
+    with pytest.raises(ArgumentError, match="infinite values"):
+        Regressor(FAST).fit(pd.DataFrame(broken), y)
+    with pytest.raises(ValueError, match="y contains NaN"):
+        Regressor(FAST).fit(x, np.where(np.arange(40) == 3, np.nan, y))
+    with pytest.raises(ValueError, match="requires y"):
+        Regressor(FAST).fit(x, None)
+    with pytest.raises(UnknownNameError, match="matrn"):
+        Regressor(("matrn",)).fit(x, y)
+    with pytest.raises(ArgumentError, match="max_rows: got 2"):
+        Regressor(FAST, max_rows=2).fit(x, y)
+    table, target = frame()
+    with pytest.raises(ArgumentError, match="several columns named 'size'"):
+        Regressor(FAST).fit(pd.concat([table, table[["size"]]], axis=1), target)
+    regressor = Regressor(FAST).fit(table, target)
+    wrong = table.astype({"size": object})
+    wrong.loc[2, "size"] = "much"
+    with pytest.raises(ArgumentError, match="column 'size'"):
+        regressor.predict(wrong)
+    with pytest.raises(ValueError, match="feature names"):
+        regressor.predict(table.drop(columns="size"))
+    with pytest.warns(UserWarning, match="'kind': no values"):
+        Regressor(FAST).fit(table.assign(kind=None), target)
+    assert math.isfinite(regressor.predict(table.head(1))[0])
+    with pytest.raises(ArgumentError, match=r"y: got texts .* expected numbers"):
+        Regressor(("linear",)).fit(x, ["low"] * len(x))
+    with pytest.raises(ArgumentError, match=r"candidates: got 'linear', expected names in a list"):
+        Regressor("linear").fit(x, y)
+    with pytest.raises(ArgumentError, match=r"quantiles: got \[5, 95\]"):
+        Regressor(("linear",)).fit(x, y).predict(x, quantiles=[5, 95])
+    with pytest.raises(UnsupportedError, match=r"quantiles: got 0\.5, expected a sequence"):
+        regressor.predict(table, quantiles=0.5)
+    with pytest.raises(ArgumentError, match="n_samples: got 0, expected an integer of at least 1"):
+        regressor.sample_y(table, 0)
+
+
+def test_a_column_of_numbers_and_texts_may_be_one_of_categories():
+    table, target = frame()
+    mixed = table.assign(code=[1, "x"] * (len(table) // 2))
+    with pytest.raises(ArgumentError, match=r"column .code.: .* by astype"):
+        Regressor(FAST).fit(mixed, target)
+    regressor = Regressor(FAST).fit(mixed.astype({"code": "category"}), target)
+    assert regressor.encoding_.names[-2:] == ("code = 1", "code = x")
+
+
+def of_categories(n=40, seed=0):
+    """A column of numbers, three levels and two; the level of the first shifts the target."""
+    draws = np.random.default_rng(seed)
+    kinds, sides = draws.choice([0, 1, 2], n, p=[0.6, 0.3, 0.1]), draws.integers(0, 2, n)
+    number = draws.uniform(0, 5, n)
+    y = np.sin(number) + 2.0 * kinds + 0.1 * draws.standard_normal(n)
+    names = {"kind": np.array(["a", "b", "c"])[kinds], "side": np.array(["left", "right"])[sides]}
+    return pd.DataFrame({"number": number} | names), y
+
+
+def test_categories_have_a_kernel_of_their_own(tmp_path):
+    table, y = of_categories()
+    made = Regressor(["linear", "categories"]).fit(table, y)
+    assert made.encoding_.categories == [[1, 2, 3], [4, 5]]
+    (one,) = [part for part in made.stack_.components if part.name == "categories"]
+    rows = torch.from_numpy(made.encoding_.encode(table))
+    model = one.model
+    with torch.no_grad():
+        prior = model.forward(rows).covariance_matrix
+        scale = model.covar_module
+        kinds, sides, matern = scale.base_kernel.kernels
+        numbers = model.input_standardizer.transform(rows)
+        expected = scale.outputscale * matern(numbers).to_dense()
+        for column, kernel in (("kind", kinds), ("side", sides)):
+            unlike = torch.from_numpy(table[column].to_numpy()[:, None] != table[column].to_numpy())
+            expected = expected * torch.exp(-unlike.double() / kernel.lengthscale.square())
+    torch.testing.assert_close(prior, expected)
+    # Where the level does not matter its rows are all alike.
+    assert sides.lengthscale.item() > kinds.lengthscale.item()
+    new, truth = of_categories(200, seed=1)
+    assert float(np.square(made.predict(new) - truth).mean()) < 0.1
+    made.save(tmp_path / "made.pt")
+    loaded = Regressor.load(tmp_path / "made.pt")
+    np.testing.assert_array_equal(loaded.predict(new), made.predict(new))
+
+
+def test_without_categories_there_is_no_such_candidate():
+    table, y = of_categories()
+    stack = Regressor(["linear", "categories"]).fit(table[["number"]], y).stack_
+    assert [one.name for one in stack.components] == ["linear"]
+    assert not stack.failures
+    only = Regressor(["categories"]).fit(table[["kind"]], y).stack_  # without numbers
+    assert [one.name for one in only.components] == ["categories"]
+
+
+@pytest.mark.parametrize("groups", [[[0], [0, 1]], [[]], [[3]], [[-1]]])
+def test_columns_of_categories_that_are_none(groups):
+    x = torch.eye(8, 3, dtype=torch.float64)
+    with pytest.raises(ArgumentError, match="categories: got"):
+        StackedGP(["linear"]).fit(x, x[:, 0], categories=groups)
+
+
+def test_arguments_from_arrays_are_saved(tmp_path):
+    """A search over arguments takes them from arrays."""
+    x, y = arrays()
+    made = Regressor(
+        list(FAST), max_rows=np.int64(30), time_budget=np.float64(60), random_state=np.int64(3)
+    )
+    with pytest.warns(UserWarning, match="30 of 40 rows"):
+        made.fit(x, y)
+    made.save(tmp_path / "made.pt")
+    loaded = Regressor.load(tmp_path / "made.pt")
+    assert loaded.get_params() == made.get_params()
+    np.testing.assert_array_equal(loaded.predict(x), made.predict(x))
+
+
+def models_of(regressor):
+    return {one.name for one in regressor.stack_.components}
+
+
+@pytest.mark.slow
+def test_deep_is_fitted_from_so_many_rows_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(stacked, "DEEP_ROWS", 40)
+    for rows in (39, 40):
+        regressor = Regressor().fit(*arrays(rows))
+        assert ("deep" in models_of(regressor)) == (rows == 40)
+    regressor.save(tmp_path / "regressor.pt")
+    loaded = Regressor.load(tmp_path / "regressor.pt")
+    assert loaded.stack_.candidates is None
+    new = arrays(7, seed=1)[0]
+    np.testing.assert_array_equal(loaded.predict(new), regressor.predict(new))
+    assert "deep" not in models_of(Regressor(DEFAULT_CANDIDATES).fit(*arrays()))
+
+
+@pytest.mark.slow
+def test_deep_is_fitted_if_asked_for():
+    regressor = Regressor(["linear", "deep"]).fit(*arrays())
+    assert models_of(regressor) == {"linear", "deep"}
+    assert np.isfinite(regressor.predict(arrays(5, seed=2)[0])).all()

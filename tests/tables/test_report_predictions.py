@@ -1,0 +1,301 @@
+"""Scores of predictions, the model that is chosen, and what is said of it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from scipy.stats import norm
+
+from gpclml.inference import posterior
+from gpclml.linalg import dense, safe_cholesky
+from gpclml.models import GPRegression
+from gpclml.tables.columns import kind_of
+from gpclml.tables.encoding import fit_inputs
+from gpclml.tables.predictions import (
+    PredictionScores,
+    choose,
+    clearly_smaller,
+    column_effects,
+    noise_of,
+    normal_predictions,
+    prediction_scores,
+)
+from gpclml.tables.predictions import predicted as predictions_of
+from gpclml.tables.words import (
+    answer,
+    columns_in_words,
+    effect_table,
+    figure,
+    headline,
+    noise_in_words,
+    score_table,
+)
+
+
+@pytest.fixture(scope="module")
+def data():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(40, 2, generator=generator, dtype=torch.float64)
+    noise = torch.randn(40, generator=generator, dtype=torch.float64)
+    return x, 30 * torch.sin(6 * x[:, 0]) + noise + 7
+
+
+def test_scores_are_those_of_scipy():
+    rng = np.random.default_rng(0)
+    y, mean, deviation = rng.standard_normal((3, 50))
+    deviation = np.abs(deviation) + 0.5
+    normals = normal_predictions(torch.tensor(mean), torch.tensor(deviation))
+    scores = prediction_scores(torch.tensor(y), normals)
+    squares = (y - mean) ** 2
+    logs = norm.logpdf(y, mean, deviation)
+    low, high = norm.interval(0.9, mean, deviation)
+    inside = (low <= y) & (y <= high)
+    assert scores.rmse == pytest.approx(math.sqrt(squares.mean()))
+    assert scores.rmse_se == pytest.approx(squares.std(ddof=1) / math.sqrt(50) / 2 / scores.rmse)
+    assert scores.nll == pytest.approx(-logs.mean())
+    assert scores.nll_se == pytest.approx(logs.std(ddof=1) / math.sqrt(50))
+    assert scores.coverage == pytest.approx(inside.mean())
+    np.testing.assert_allclose(scores.log_densities, logs)
+
+
+def test_the_error_of_the_rmse_is_that_of_repeated_draws():
+    generator = torch.Generator().manual_seed(1)
+    errors = torch.randn(1000, 200, generator=generator, dtype=torch.float64)
+    zero, one = torch.zeros(200, dtype=torch.float64), torch.ones(200, dtype=torch.float64)
+    scores = [prediction_scores(row, normal_predictions(zero, one)) for row in errors]
+    spread = float(np.std([one.rmse for one in scores]))
+    assert np.mean([one.rmse_se for one in scores]) == pytest.approx(spread, rel=0.1)
+    covered = float(np.mean([one.coverage for one in scores]))
+    assert covered == pytest.approx(0.9, abs=0.004)
+
+
+def test_many_rows_are_predicted_from_one_factorization(monkeypatch, capsys):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(400, 2, generator=generator, dtype=torch.float64)
+    new = torch.rand(25_000, 2, generator=generator, dtype=torch.float64)
+    model = GPRegression(x, x.sum(-1).sin())
+    factored = []
+
+    def counted(matrix, *options, **more):
+        factored.append(tuple(matrix.shape))
+        return safe_cholesky(matrix, *options, **more)
+
+    monkeypatch.setattr(dense, "safe_cholesky", counted)
+    found = predictions_of(model, new)
+    assert factored == [(400, 400)]
+    assert capsys.readouterr().err == ""
+    last = model.predict(new[-7:])
+    torch.testing.assert_close(found.mean[-7:], last.mean)
+    torch.testing.assert_close(found.std[-7:], last.stddev)
+    predictions_of(model, new, True)
+    assert "predict" in capsys.readouterr().err
+
+
+def test_predictions_in_parts_are_those_of_one_call(data, monkeypatch):
+    x, y = data
+    model = GPRegression(x, y)
+    found = predictions_of(model, x)
+    monkeypatch.setattr(posterior, "_CHUNK", 7)
+    parts = predictions_of(model, x)
+    torch.testing.assert_close((found.mean, found.std), (parts.mean, parts.std))
+    normal = model.predict(x)
+    torch.testing.assert_close(found.mean, normal.mean)
+    torch.testing.assert_close(found.std, normal.stddev)
+    assert len(predictions_of(model, x[:0]).mean) == 0
+
+
+def normals(targets, off, deviation):
+    """Scores of predictions that are off by so much, up or down, and of one deviation."""
+    signs = torch.arange(len(targets)) % 2 * 2 - 1.0
+    spread = torch.linspace(0.9, 1.1, len(targets), dtype=targets.dtype)
+    means = targets + off * spread * signs
+    normal = normal_predictions(means, torch.full_like(targets, deviation))
+    return prediction_scores(targets, normal)
+
+
+@pytest.fixture
+def targets():
+    return torch.linspace(-3, 3, 40, dtype=torch.float64)
+
+
+def test_the_pick_is_used_unless_another_is_clearly_better(targets):
+    mean = prediction_scores(targets, torch.zeros_like(targets))
+    stack, alike = normals(targets, 0.5, 0.5), normals(targets, 0.5, 0.5)
+    closer, far = normals(targets, 0.4, 0.5), normals(targets, 0.6, 0.5)
+    sure, both = normals(targets, 0.5, 5.0), normals(targets, 0.6, 0.7)
+    assert choose(["rbf"], {"rbf": alike, "stack": stack, "mean": mean}) == (
+        "stack", "stack", True, ("mean",)
+    )  # fmt: skip
+    assert choose(["rbf"], {"rbf": closer, "stack": stack})[:3] == ("rbf", "stack", True)
+    assert choose(["rbf"], {"rbf": closer, "stack": stack}, failed=["rbf"]).name == "stack"
+    assert choose(["rbf"], {"rbf": far, "stack": stack}).beaten == ("rbf",)
+    # Densities decide where errors do not, and only there.
+    assert choose(["rbf"], {"rbf": alike, "stack": sure}).name == "rbf"
+    assert choose(["rbf"], {"rbf": both, "stack": sure}).name == "stack"
+    trees = prediction_scores(targets, closer.means)
+    assert choose(["rbf"], {"rbf": stack, "trees": trees, "mean": mean})[:2] == ("trees", "rbf")
+    missing = PredictionScores.missing(len(targets))
+    assert choose(["rq", "rbf"], {"rq": missing, "rbf": stack, "mean": stack}) == (
+        "rbf", "rbf", False, ()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "r2", "least"), [(5, 1.0, 1), (12, 0.98, 0.9), (20, 0.9, 0.9)])
+def test_near_perfect_predictions_are_seen_in_few_test_rows(rows, r2, least):
+    draws = torch.Generator().manual_seed(0)
+    scatter, signal = torch.randn(2, 200, rows, generator=draws, dtype=torch.float64)
+    errors = math.sqrt(1 - r2) * scatter
+    found = [
+        clearly_smaller(one, other, 0.0125)
+        for one, other in zip(errors, errors + math.sqrt(r2) * signal, strict=True)
+    ]
+    assert np.mean(found) >= least
+    scores = {
+        "stack": prediction_scores(signal[0], signal[0] - errors[0]),
+        "mean": prediction_scores(signal[0], torch.zeros_like(signal[0])),
+        **{name: prediction_scores(signal[0], signal[0] - 1) for name in ("rbf", "trees")},
+    }
+    assert headline(choose(["rbf"], scores), "price") == "To predict price, use stack."
+
+
+@pytest.mark.parametrize("rows", [5, 12, 20])
+@pytest.mark.parametrize("kind", ["normal", "heavy tails", "skewed"])
+def test_nothing_is_clear_where_there_is_nothing_to_predict(rows, kind):
+    """Predictions that scatter at random, and constants: at most one in forty seem better."""
+    draws = np.random.default_rng(0)
+    shape = 1000, rows
+    targets = {
+        "normal": draws.standard_normal(shape), "heavy tails": draws.standard_t(3, shape),
+        "skewed": np.exp(draws.standard_normal(shape)) - math.exp(0.5),
+    }[kind]  # fmt: skip
+    for predicted in (0.1 * draws.standard_normal(shape), 0.1 * draws.standard_normal((1000, 1))):
+        found = [
+            clearly_smaller(torch.tensor(own - off), torch.tensor(own), 0.0125)
+            for own, off in zip(targets, predicted, strict=True)
+        ]
+        assert np.mean(found) <= 0.025
+
+
+def test_the_answer_has_the_figures(targets):
+    mean = prediction_scores(targets, torch.zeros_like(targets))
+    scores = {
+        "stack": normals(targets, 0.5, 0.5),
+        "linear": normals(targets, 0.5, 0.5),
+        "mean": mean,
+    }
+    choice = choose(["linear"], scores)
+    assert headline(choice, "price") == "To predict price, use stack."
+    said = " ".join(answer(choice, "a mixture", scores, "the 40 test rows"))
+    assert said == (
+        "stack is a mixture. On the 40 test rows its typical error is 0.501, where the mean has "
+        "1.78 and a linear model 0.501. Half of its predictions are off by less than 0.499. Its "
+        "90\N{NO-BREAK SPACE}% intervals are about 1.64 wide and hold 100\N{NO-BREAK SPACE}% of "
+        "the true values, so they are wider than needed. Its errors are clearly smaller than those "
+        "of the mean. Between stack and linear the differences may be chance."
+    )
+    scores["trees"] = prediction_scores(targets, normals(targets, 0.1, 1.0).means)
+    choice = choose(["linear"], scores)
+    said = " ".join(answer(choice, "", scores, "the 40 test rows"))
+    assert "no intervals; if you need them, use stack." in said
+    assert "Before the test the choice was stack; on the test rows trees is clearly better." in said
+    nothing = choose(["linear"], {"linear": mean, "mean": mean})
+    assert "Nothing here predicts price clearly better" in headline(nothing, "price")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"), (math.nan, ""), (56.417, "56.4"), (1234.6, "1230"), (0.012345, "0.0123"),
+        (-7.0, "\N{MINUS SIGN}7.00"), (123456.0, "123000"), (2.5e9, "2.5e+09"),
+        (3e-7, "3e\N{MINUS SIGN}07"),
+    ],
+)  # fmt: skip
+def test_figures_have_three_digits(value, text):
+    assert figure(value) == text
+
+
+def encoded(table):
+    """The encoding of the columns of a table but y, and its rows."""
+    kinds = {name: kind_of(table[name]) for name in table.columns if name != "y"}
+    encoding = fit_inputs(table, kinds)
+    x = torch.from_numpy(encoding.encode(table))
+    return encoding, (x, torch.tensor(table["y"].to_numpy()))
+
+
+def test_effects_are_those_of_shuffled_columns():
+    """The typical error rises by what independent values of the column make of it."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2000, 3, generator=generator, dtype=torch.float64)
+    groups = ["left" if value < 0.5 else "right" for value in x[:, 2]]
+    table = pandas.DataFrame({"a": x[:, 0], "b": x[:, 1], "side": groups})
+    table["y"] = (
+        3 * table.a
+        + 2.0 * (table.side == "left")
+        + 0.1 * np.random.default_rng(0).normal(size=2000)
+    )
+    encoding, test = encoded(table)
+
+    def predict(points):
+        places = {name: place for place, name in enumerate(encoding.names)}
+        return 3 * points[:, places["a"]] + 2 * points[:, places["side = left"]]
+
+    effects = {one.column: one for one in column_effects(predict, encoding, test, seed=0)}
+    assert list(effects) == ["side", "a", "b"]
+    for column, variance in (("a", 9 / 12), ("side", 1.0)):
+        expected = math.sqrt(2 * variance + 0.01) - 0.1
+        assert effects[column].rise == pytest.approx(expected, rel=0.08)
+        assert effects[column].is_clear
+    assert effects["b"].rise == pytest.approx(0, abs=1e-12)
+    assert not effects["b"].is_clear
+    said = columns_in_words(list(effects.values()))
+    assert said.startswith(
+        "The columns that clearly matter are side and a: if the values of side are"
+    )
+    assert "No single column" in columns_in_words([effects["b"]])
+
+
+def test_many_columns_are_shuffled_in_few_rows():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(300, 500, generator=generator, dtype=torch.float64)
+    table = pandas.DataFrame(x.numpy()).add_prefix("x").assign(y=x[:, 7].numpy())
+    encoding, test = encoded(table)
+    points = []
+
+    def predict(shuffled):
+        points.append(len(shuffled))
+        return shuffled[:, 7]
+
+    effects = column_effects(predict, encoding, test, seed=0)
+    assert points == [25 * 501]
+    assert effects[0].column == "x7"
+    assert len(effect_table(effects)) == 12
+
+
+def test_noise_is_in_units_of_the_target(data):
+    x, y = data
+    model = GPRegression(x, y)
+    model.likelihood.noise = 0.25
+    assert noise_of(model) == pytest.approx(0.5 * float(y.std()), rel=1e-6)
+
+
+def test_what_is_said_of_the_noise(targets):
+    scores = {"stack": normals(targets, 1.0, 1.0), "rbf": normals(targets, 3.0, 3.0)}
+    choice = choose(["rbf"], scores)
+    for noise, said in (
+        (0.3, "0.300 (standard deviation). That is far less than the error"),
+        (0.7, "The rest of the error may shrink"),
+        (0.9, "That is most of the error: further columns"),
+        (3.0, "stack is more exact: it finds a pattern that rbf takes for noise."),
+    ):
+        assert said in noise_in_words(noise, choice, scores, "rbf")
+
+
+def test_errors_are_rounded_to_two_digits_of_theirs(targets):
+    scores = {"rbf": normals(1e5 * targets, 64_805.0, 1e5)}
+    assert (round(scores["rbf"].rmse), round(scores["rbf"].rmse_se)) == (64918, 613)
+    shown = score_table(choose(["rbf"], scores), scores)
+    assert shown.loc["rbf", ["typical error", "explained"]].tolist() == ["64920 ± 610", ""]
