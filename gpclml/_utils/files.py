@@ -96,7 +96,22 @@ def read_checkpoint(
             f"path: {path} is damaged or not a checkpoint ({type(error).__name__}: "
             f"{str(error).partition(chr(10))[0]}). Restore a copy of it, or write it again."
         ) from error
-    _check_kind(path, content, kind, required or {})
+    if not isinstance(content, dict) or content.get("format") != kind:
+        raise DataError(
+            f"path: {path} is not a {kind} checkpoint. Give a file that was written as one."
+        )
+    if content.get("version") != _VERSION:
+        raise DataError(
+            f"path: {path} has checkpoint version {content.get('version')}, this release reads "
+            f"{_VERSION}. Load it with the release that wrote it."
+        )
+    for name, types in (required or {}).items():
+        if name not in content or not isinstance(content[name], types):
+            got = f"a {type(content[name]).__name__}" if name in content else "nothing"
+            raise DataError(
+                f"path: {path} has {got} for {name!r}, which a {kind} checkpoint needs. "
+                "Restore a copy of it, or write it again."
+            )
     return content
 
 
@@ -119,27 +134,3 @@ def _storable(value: Any, where: str) -> Any:
         return value
     expected = "a tensor, a primitive, or a list, tuple or dict of them"
     raise UnsupportedError(where, f"a {type(value).__name__}", expected)
-
-
-def _check_kind(
-    path: str | os.PathLike[str],
-    content: Any,
-    kind: str,
-    required: Mapping[str, type | tuple[type, ...]],
-) -> None:
-    if not isinstance(content, dict) or content.get("format") != kind:
-        raise DataError(
-            f"path: {path} is not a {kind} checkpoint. Give a file that was written as one."
-        )
-    if content.get("version") != _VERSION:
-        raise DataError(
-            f"path: {path} has checkpoint version {content.get('version')}, this release reads "
-            f"{_VERSION}. Load it with the release that wrote it."
-        )
-    for name, types in required.items():
-        if name not in content or not isinstance(content[name], types):
-            got = f"a {type(content[name]).__name__}" if name in content else "nothing"
-            raise DataError(
-                f"path: {path} has {got} for {name!r}, which a {kind} checkpoint needs. "
-                "Restore a copy of it, or write it again."
-            )

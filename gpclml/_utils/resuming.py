@@ -14,8 +14,6 @@ from torch import Tensor
 
 from gpclml.errors import ArgumentError, DataError
 
-_KEY = "_extra_state"  # under which torch stores what get_extra_state returns
-
 
 def copied_state(module: torch.nn.Module) -> dict[str, Any]:
     """A copy of the module's state, which training the module does not change."""
@@ -63,7 +61,7 @@ class ResumableDraws(torch.nn.Module):
         except (AttributeError, RuntimeError, TypeError) as error:
             shape = f" of shape {tuple(state.shape)}" if isinstance(state, Tensor) else ""
             raise ArgumentError(
-                "state_dict", f"{_KEY}: a {type(state).__name__}{shape}",
+                "state_dict", f"_extra_state: a {type(state).__name__}{shape}",
                 "the state of a torch.Generator of the CPU",
                 "Leave the entry out to start the draws from the seed.",
             ) from error  # fmt: skip
@@ -71,7 +69,8 @@ class ResumableDraws(torch.nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        state_dict.setdefault(prefix + _KEY, self.get_extra_state())
+        # By this name torch stores what get_extra_state returns.
+        state_dict.setdefault(f"{prefix}_extra_state", self.get_extra_state())
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
