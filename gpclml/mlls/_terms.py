@@ -61,7 +61,9 @@ def plus_priors(
         value = value + added_loss.loss(*params) / num_data
     if not priors:
         return value
-    return value + precomputed(log_priors(priors, value.shape), value.dtype) / num_data
+    evaluated = log_priors(priors, value.shape)
+    total = evaluated.value.nan_to_num(-math.inf, math.inf, -math.inf)  # outside of a support
+    return value + precomputed(evaluated._replace(value=total), value.dtype) / num_data
 
 
 def registered(model: torch.nn.Module) -> tuple[list[PriorTerm], list[AddedLossTerm]]:
@@ -83,7 +85,10 @@ def registered(model: torch.nn.Module) -> tuple[list[PriorTerm], list[AddedLossT
 
 
 def log_priors(priors: Sequence[PriorTerm], batch_shape: torch.Size) -> Evaluated:
-    """Their sum in double precision, broadcastable to the batch; there is at least one."""
+    """Their sum in double precision, broadcastable to the batch; there is at least one.
+
+    It may be NaN outside the support of a prior.
+    """
     total: Any = 0.0
     tensors: list[Tensor] = []
     terms: list[tuple[Hyperparameter, Tensor, torch.Size]] = []
@@ -107,13 +112,12 @@ def log_priors(priors: Sequence[PriorTerm], batch_shape: torch.Size) -> Evaluate
     def vjp(grad: Tensor, _: Tensor | None = None, /) -> Gradients:
         gradients: Gradients = []
         for parameter, slope, own in terms:
-            weight = grad.sum_to_size(own)
+            weight = grad if grad.shape == own else grad.sum_to_size(own)
             if own:
                 weight = weight.reshape((*own, *[1] * (slope.ndim - len(own))))
             gradients += parameter.gradients(weight * slope)
         return gradients
 
-    total = total.nan_to_num(-math.inf, math.inf, -math.inf)  # outside the support of a prior
     return Evaluated(total, tensors, vjp)
 
 
@@ -214,7 +218,8 @@ def _log_normal(prior: Any) -> _Formula:
         log = value.log()
         t = log - loc
         slope = t / -variance
-        return (t * slope).mul_(0.5).sub_(log).sub_(constant), slope.sub_(1.0).div_(value)
+        density = torch.addcmul(log + constant, t, slope, value=-0.5).neg_()
+        return density, slope.sub_(1.0).div_(value)
 
     return formula
 

@@ -153,14 +153,15 @@ class FixedLoss:
             value, gradients = self._density_and_gradients(prior)
         else:
             value, gradients = self._recorded(self._without_reads)
-        total = value.sum().item()
+        summed = value.sum()
+        total = summed.item()
         if self._recorded is not None and not math.isfinite(total):
             value, gradients = self._density_and_gradients(prior)
             total = value.item()
         if not math.isfinite(total):
             training_observations(self._model, self._mll.likelihood).check_density(value)
-        like = value if member is None else value.sum()  # all that a member has is summed
-        terms, term_gradients = self._prior_terms(like, priors)
+        # All that a member has is summed, as without a batch.
+        terms, term_gradients = self._prior_terms(value if member is None else summed, priors)
         _accumulate(gradients + term_gradients)
         return terms - total / self._targets
 
@@ -198,6 +199,7 @@ class FixedLoss:
             return self.road.reason or f"the covariance has structure ({self.road.way})"
         self._targets = sum(group.numel() for group in self._blocks)
         self._rows = int(data.num_observed())
+        self._prior_weight = data.residual.new_full((), -1.0 / self._rows, dtype=torch.float64)
         self._params = data.params
         self._priors, self._added_losses = registered(model)
         self._prior = None
@@ -279,9 +281,10 @@ class FixedLoss:
         if not priors:
             return 0.0, []
         total, _, vjp, _ = log_priors(priors, value.shape)
-        with torch.no_grad():
-            gradients = vjp(total.new_full(value.shape, -1.0 / self._rows))
-        return -total.expand(value.shape).sum().item() / self._rows, gradients
+        weight = self._prior_weight
+        if value.ndim:
+            total, weight = total.expand(value.shape).sum(), weight.expand(value.shape)
+        return -total.item() / self._rows, vjp(weight)
 
 
 def _has_own_loss(model: torch.nn.Module) -> bool:
