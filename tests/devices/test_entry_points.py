@@ -26,9 +26,6 @@ ON_CPU = {
     "meta.AugmentedTasks": "holds tasks, whose images are where their user has them",
     "evaluation.score_models": "scores of models that may be on several devices are one table",
 }
-NOT_PRETENDED = {
-    "evidence.sampling.linearized_outputs": "the stand-in has no forward-mode derivatives",
-}
 SEARCHES = ("fit lbfgs", "fit.warm_start")
 SINGLE = ("transfer ", "meta.")  # networks for images, in single precision
 ON_GPU = NAMES if torch.cuda.is_available() else []  # hundreds of skips say no more than one
@@ -62,14 +59,12 @@ def compare(name, device, dtype):
 
 def test_the_list_has_every_public_callable():
     assert without_example() == []
-    assert set(NOT_PRETENDED) | set(ON_CPU) | READ_FILES <= set(EXAMPLES)
+    assert set(ON_CPU) | READ_FILES <= set(EXAMPLES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_on_a_pretended_gpu(name, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "agg")
-    if name in NOT_PRETENDED:
-        pytest.skip(NOT_PRETENDED[name])
     with pretended_gpu():
         compare(name, GPU, torch.float64)
 
