@@ -1,4 +1,4 @@
-"""Rules for modules: who may import a private one, and what their tests are called."""
+"""Rules for modules: what they may import, and what their tests are called."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ def test_no_private_module_is_imported_from_another_package():
                     if parts[0] == "gpclml" and private and package[:depth] != parts[:depth]:
                         wrong.append(f"{path.relative_to(root)}: {'.'.join(parts)}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_library_imports_nothing_that_only_the_benchmarks_have():
+    for path in Path(gpclml.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            packages = {name.partition(".")[0] for name in names}
+            assert not packages & {"PIL", "benchmarks", "pooch", "requests"}, path
 
 
 def test_test_files_have_names_of_their_own():
