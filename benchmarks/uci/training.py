@@ -14,7 +14,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from linear_operator.utils.warnings import NumericalWarning
-from torch import Generator, Tensor
+from torch import Tensor
 
 from gpclml.conditioning import (
     Conditioning,
@@ -23,6 +23,7 @@ from gpclml.conditioning import (
     LeaveOneOut,
     RandomHoldout,
     RandomOrderings,
+    Split,
 )
 from gpclml.errors import UnknownNameError
 from gpclml.fit import fit_mll, fit_networks
@@ -115,10 +116,10 @@ class _ShareOrderings(Conditioning):
         super().__init__()
         self.share = share
 
-    def _blocks(self, rows: Tensor, num_data: int, generator: Generator | None) -> list[Tensor]:
-        n = rows.numel()
+    def split(self, num_data, generator=None, observed=None, points=None) -> Split:
+        n = self.observed_rows(num_data, observed).numel()
         orderings = RandomOrderings(_ORDERINGS, m=n - max(1, round(self.share * n)))
-        return orderings._blocks(rows, num_data, generator)
+        return orderings.split(num_data, generator, observed)
 
 
 # Of the held-out share and a seed.

@@ -45,12 +45,28 @@ class Split:
 class Conditioning(ABC):
     """Base class of strategies, which divide data into held-out points and those conditioned on.
 
+    A strategy of your own has a method :meth:`split`.
+
     Args:
         seed: With a seed every call gives the same blocks; without one, random strategies
             draw new blocks at each call from the caller's generator.
+
+    Attributes:
+        is_random: Whether blocks are drawn at random.
+        needs_points: Whether :meth:`split` is to be given the points.
+
+    Examples:
+        >>> class EveryThird(Conditioning):
+        ...     def split(self, num_data, generator=None, observed=None, points=None):
+        ...         rows = self.observed_rows(num_data, observed)
+        ...         return Split([rows[::3].unsqueeze(0)])
+        >>> EveryThird().split(7)
+        Split(held_out=[tensor([[0, 3, 6]])], conditioned_on=None)
+        >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model, EveryThird())
     """
 
-    _is_random = False
+    is_random = False
+    needs_points = False
 
     def __init__(self, seed: int | None = None) -> None:
         check_counts(0, seed=seed)
@@ -59,7 +75,29 @@ class Conditioning(ABC):
     @property
     def redraws(self) -> bool:
         """Whether each call holds out other points: a random strategy without a seed."""
-        return self._is_random and self.seed is None
+        return self.is_random and self.seed is None
+
+    @abstractmethod
+    def split(
+        self,
+        num_data: int,
+        generator: torch.Generator | None = None,
+        observed: Tensor | None = None,  # shape: (num_data,)
+        points: Tensor | None = None,  # shape: (*batch, num_data, d)
+    ) -> Split:
+        """The held-out blocks, blocks of one size stacked, and what they are conditioned on.
+
+        Args:
+            num_data: Number of data rows, at least 1.
+            generator: CPU generator of random strategies without a seed, which it advances.
+            observed: Mask of the rows that have a target, boolean, ``(num_data,)``; the others
+                are neither held out nor counted. All rows if None.
+            points: Inputs of the model, or features where it has a deep kernel, on the data's
+                device, ``(*batch, num_data, d)``; None unless ``needs_points``.
+
+        Raises:
+            ArgumentError: If there are no rows, or the strategy does not fit their number.
+        """
 
     def held_out(
         self,
@@ -75,23 +113,15 @@ class Conditioning(ABC):
         """
         return self.split(num_data, generator, observed).held_out
 
-    @checked(late=True, observed="boolean (n,)")
-    def split(
-        self,
-        num_data: int,
-        generator: torch.Generator | None = None,
-        observed: Tensor | None = None,  # shape: (num_data,)
-    ) -> Split:
-        """The held-out blocks, blocks of one size stacked, and what they are conditioned on.
+    def observed_rows(self, num_data: int, observed: Tensor | None) -> Tensor:
+        """Indices of the rows that have a target, in data order.
 
         Args:
-            num_data: Number of data rows, at least 1.
-            generator: CPU generator of random strategies without a seed, which it advances.
-            observed: Mask of the rows that have a target, boolean, ``(num_data,)``; the others
-                are neither held out nor counted. All rows if None.
+            num_data: Number of data rows.
+            observed: As :meth:`split` takes it.
 
         Raises:
-            ArgumentError: If there are no rows, or the strategy does not fit their number.
+            ArgumentError: If there are none.
         """
         check_counts(num_data=num_data)
         rows = torch.arange(int(num_data))
@@ -99,18 +129,11 @@ class Conditioning(ABC):
             rows = rows[observed.cpu()]
         if rows.numel() == 0:
             raise ArgumentError("target", "no observed value", "at least one")
-        if self.seed is not None:
-            generator = seeded(self.seed)
-        return self._split(rows, num_data, generator)
+        return rows
 
-    def _split(self, rows: Tensor, num_data: int, generator: torch.Generator | None) -> Split:
-        return Split(self._blocks(rows, num_data, generator))
-
-    @abstractmethod
-    def _blocks(
-        self, rows: Tensor, num_data: int, generator: torch.Generator | None
-    ) -> list[Tensor]:
-        """Blocks among the observed ``rows`` (sorted indices) of ``num_data``."""
+    def generator(self, generator: torch.Generator | None) -> torch.Generator | None:
+        """The caller's generator, or a new one of the strategy's own seed."""
+        return generator if self.seed is None else seeded(self.seed)
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{k}={v!r}" for k, v in vars(self).items() if v is not None)
@@ -141,7 +164,7 @@ class RandomHoldout(Conditioning):
         Split(held_out=[tensor([[4, 1]])], conditioned_on=tensor([5, 0, 6]))
     """
 
-    _is_random = True
+    is_random = True
 
     @checked
     def __init__(
@@ -158,15 +181,13 @@ class RandomHoldout(Conditioning):
         self.fraction: float = float(fraction)
         self.condition_on: int | None = None if condition_on is None else int(condition_on)
 
-    def _blocks(self, rows, num_data, generator):
-        n = rows.numel()
+    def split(self, num_data, generator=None, observed=None, points=None):
+        """See :class:`Conditioning`."""
+        rows, generator = self.observed_rows(num_data, observed), self.generator(generator)
+        n, m = rows.numel(), self.condition_on
         most = n if self.fraction == 1 else max(1, n - 1)
         b = min(max(1, round(self.fraction * n)), most)
-        return [rows[torch.randperm(n, generator=generator)[:b]].unsqueeze(0)]
-
-    def _split(self, rows, num_data, generator):
-        m = self.condition_on
-        [block] = self._blocks(rows, num_data, generator)
+        block = rows[torch.randperm(n, generator=generator)[:b]].unsqueeze(0)
         if m is None:
             return Split([block])
         others = rows[~torch.isin(rows, block)]
@@ -190,7 +211,7 @@ class KFold(Conditioning):
         ArgumentError: If ``n_splits`` is below 2.
     """
 
-    _is_random = True
+    is_random = True
 
     @checked
     def __init__(self, n_splits: int = 10, seed: int | None = None) -> None:
@@ -198,10 +219,12 @@ class KFold(Conditioning):
         check_counts(2, n_splits=n_splits)
         self.n_splits: int = int(n_splits)
 
-    def _blocks(self, rows, num_data, generator):
+    def split(self, num_data, generator=None, observed=None, points=None):
+        """See :class:`Conditioning`."""
+        rows = self.observed_rows(num_data, observed)
         n = rows.numel()
-        order = rows[torch.randperm(n, generator=generator)]
-        return stack_by_size(order.tensor_split(min(self.n_splits, n)))
+        order = rows[torch.randperm(n, generator=self.generator(generator))]
+        return Split(stack_by_size(order.tensor_split(min(self.n_splits, n))))
 
 
 class RandomOrderings(Conditioning):
@@ -216,7 +239,7 @@ class RandomOrderings(Conditioning):
         ArgumentError: If ``k`` or ``m`` is out of range.
     """
 
-    _is_random = True
+    is_random = True
 
     @checked
     def __init__(self, k: int, m: int, seed: int | None = None) -> None:
@@ -226,11 +249,13 @@ class RandomOrderings(Conditioning):
         self.k: int = int(k)
         self.m: int = int(m)
 
-    def _blocks(self, rows, num_data, generator):
+    def split(self, num_data, generator=None, observed=None, points=None):
+        """See :class:`Conditioning`."""
+        rows, generator = self.observed_rows(num_data, observed), self.generator(generator)
         n = rows.numel()
         _check_below(self.m, n)
         tails = [rows[torch.randperm(n, generator=generator)[self.m :]] for _ in range(self.k)]
-        return [torch.stack(tails)]
+        return Split([torch.stack(tails)])
 
 
 class LeaveOneOut(Conditioning):
@@ -242,8 +267,9 @@ class LeaveOneOut(Conditioning):
     def __init__(self) -> None:
         super().__init__()
 
-    def _blocks(self, rows, num_data, generator):
-        return [rows.unsqueeze(-1)]
+    def split(self, num_data, generator=None, observed=None, points=None):
+        """See :class:`Conditioning`."""
+        return Split([self.observed_rows(num_data, observed).unsqueeze(-1)])
 
 
 class LastPoints(Conditioning):
@@ -263,9 +289,11 @@ class LastPoints(Conditioning):
         check_counts(0, m=m)
         self.m: int = int(m)
 
-    def _blocks(self, rows, num_data, generator):
+    def split(self, num_data, generator=None, observed=None, points=None):
+        """See :class:`Conditioning`."""
+        rows = self.observed_rows(num_data, observed)
         _check_below(self.m, rows.numel())
-        return [rows[self.m :].unsqueeze(0)]
+        return Split([rows[self.m :].unsqueeze(0)])
 
 
 class HeldOut(Conditioning):
@@ -296,7 +324,9 @@ class HeldOut(Conditioning):
             repeated = f"repeated indices {values[counts > 1].tolist()[:5]}"
             raise ArgumentError("blocks", repeated, "each row in one block, once")
 
-    def _blocks(self, rows, num_data, generator):
+    def split(self, num_data, generator=None, observed=None, points=None):
+        """See :class:`Conditioning`."""
+        rows = self.observed_rows(num_data, observed)
         highest = max(int(block.max()) for block in self.blocks)
         if highest >= num_data:
             raise ArgumentError("blocks", f"index {highest}", f"rows from 0 to {num_data - 1}")
@@ -305,7 +335,7 @@ class HeldOut(Conditioning):
         if not kept:
             got = "rows whose targets are all missing"
             raise ArgumentError("blocks", got, "at least one observed target")
-        return stack_by_size(kept)
+        return Split(stack_by_size(kept))
 
 
 def _row_indices(block: Indices) -> Tensor:

@@ -114,22 +114,6 @@ class Hyperparameter:
         """Whether a gradient is wanted."""
         return self.tensor.requires_grad
 
-    def is_value(self, value: Tensor) -> bool:
-        """Whether a tensor is this hyperparameter, computed from the raw parameter."""
-        if value is self.tensor:
-            return True
-        if not value.requires_grad or value.shape != self.tensor.shape or not self.needed:
-            return False
-        (slope,) = torch.autograd.grad(
-            value.sum(), self.tensor, allow_unused=True, retain_graph=True
-        )
-        if slope is None or self._transform is None:
-            return False
-        expected = self._transform.slope(self.tensor.detach())
-        return torch.allclose(value, self.value.to(value), 1e-5, 0.0) and torch.allclose(
-            slope, torch.as_tensor(expected).to(slope).expand_as(slope), 1e-5, 0.0
-        )
-
     def gradients(self, grad: Tensor) -> Gradients:
         """By the chain rule, from a gradient with respect to the value; none where none is needed.
 

@@ -292,6 +292,16 @@ class Observations:
             kernel._is_grad_enabled = torch.is_grad_enabled()
         return evaluate_block(block)
 
+    def _points(self) -> Tensor:
+        """What distances of rows are taken of: features of a deep kernel, else inputs."""
+        kernels = lazy_kernels(self.latent)
+        if not kernels:
+            raise UnsupportedError(
+                "conditioning", "a strategy that needs points", "a covariance by a kernel of points"
+            )
+        gram, x = closed_form_of(self.latent), kernels[0].x1
+        return x if isinstance(gram, Reason) else gram.on_features(x)[1]
+
     def split(self, conditioning: Conditioning, generator: torch.Generator | None) -> Split:
         """A split in flat target indices, ``(k_i, b_i t)``: a held-out row takes all its tasks."""
         observed = None
@@ -299,7 +309,8 @@ class Observations:
             every = self.flat_indices(torch.arange(self.num_rows).unsqueeze(-1))
             observed = ~self.missing.cpu()[..., every]  # (*batch, n, t)
             observed = observed.any(-1).reshape(-1, self.num_rows).any(0)
-        rows = conditioning.split(self.num_rows, generator, observed)
+        points = self._points() if conditioning.needs_points else None
+        rows = conditioning.split(self.num_rows, generator, observed, points)
         if self.num_tasks == 1:
             return rows
         given = rows.conditioned_on

@@ -52,7 +52,7 @@ class Episodes:
         query_y: Tensor | None = None,
         ways: int = 0,
     ) -> None:
-        unknown = support_y[..., :0]
+        unknown = support_y[..., :0] if support_y.ndim else support_y
         values = support_x, support_y, query_x, unknown if query_y is None else query_y, ways
         for field, value in zip(fields(Episodes), values, strict=True):
             object.__setattr__(self, field.name, value)

@@ -6,14 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpclml.conditioning import (
+    Conditioning,
     HeldOut,
     KFold,
     LastPoints,
     LeaveOneOut,
     RandomHoldout,
     RandomOrderings,
+    Split,
 )
 from gpclml.errors import ArgumentError
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.models import GPRegression
 
 
 def generator(seed=0):
@@ -142,6 +146,34 @@ def test_fraction_out_of_range(fraction):
 def test_bad_arguments_are_named(make, match):
     with pytest.raises(ArgumentError, match=match):
         make()
+
+
+class Nearest(Conditioning):
+    """Holds out the point that is nearest to the origin."""
+
+    needs_points = True
+
+    def split(self, num_data, generator=None, observed=None, points=None):
+        rows = self.observed_rows(num_data, observed)
+        return Split([rows[points[rows].norm(dim=-1).argmin()].reshape(1, 1)])
+
+
+@pytest.mark.parametrize("kernel", ["matern", "deep_bottleneck"])
+def test_a_strategy_of_ones_own_is_given_the_points_that_it_asks_for(kernel):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 2, generator=generator, dtype=torch.float64)
+    model = GPRegression(x, x.sum(-1).sin(), kernel)
+    points = model.input_standardizer.transform(x)
+    if kernel == "deep_bottleneck":
+        points = model.covar_module.base_kernel.features(points)
+    index = int(points.norm(dim=-1).argmin())
+    values = [
+        ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)(
+            model(*model.train_inputs), model.train_targets
+        )
+        for conditioning in (Nearest(), HeldOut([index]))
+    ]
+    torch.testing.assert_close(*values)
 
 
 def test_representation_names_the_arguments():
