@@ -16,6 +16,7 @@ from torch import Tensor
 from benchmarks.data import TrainTestSplit, load, split, subset
 from benchmarks.tables.scores import normal, score
 from benchmarks.uci.training import has_fixed_steps, make_objective, noting_failed_fits, train
+from gpclml.errors import ArgumentError
 from gpclml.fit import FitResult, fit_batch, suggest_batch_size
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import fixed_loss
@@ -95,6 +96,8 @@ def training_rows(num_data: int, n: int, seed: int) -> TrainTestSplit:
         ArgumentError: There are fewer than n rows to train on.
     """
     rows = split(num_data, seed)
+    if n > len(rows.train):
+        raise ArgumentError("n", n, f"at most the {len(rows.train)} rows to train on")
     return TrainTestSplit(train=subset(rows.train, n, seed), test=rows.test)
 
 

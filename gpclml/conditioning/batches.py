@@ -266,14 +266,10 @@ def as_orders(orderings: int | Tensor, n: int, generator: torch.Generator) -> Te
         ShapeError: If given orders do not have two dimensions.
     """
     if isinstance(orderings, Tensor):
-        expected = f"{n} distinct integers from 0 to {n - 1}, one-dimensional"
-        if orderings.shape[-1] != n:
-            raise ArgumentError("orders", f"{orderings.shape[-1]} indices", expected)
-        least, most = int(orderings.min()), int(orderings.max())
-        if least < 0 or most >= n:
-            raise ArgumentError("orders", f"indices from {least} to {most}", expected)
-        if bool((orderings.sort(-1).values.cpu() != torch.arange(n)).any()):
-            raise ArgumentError("orders", "repeated indices", expected)
+        in_order = orderings.sort(-1).values.cpu()
+        if in_order.shape[-1] != n or not bool((in_order == torch.arange(n)).all()):
+            got = "rows that are no permutations"
+            raise ArgumentError("orderings", got, f"orders of {n} points")
         return orderings
     check_counts(orderings=orderings)
     return torch.stack([torch.randperm(n, generator=generator) for _ in range(orderings)])

@@ -10,6 +10,7 @@ import torch
 import reference
 from benchmarks.evidence.descent import WhitenedModel, training_speed_by_descent
 from gpclml.evidence.training_speed import Prefixes, predict_prefixes, sampled_terms
+from gpclml.linalg import DenseCovariance
 
 
 def problem(n=10, num_weights=4, seed=7):  # a stream that draws of seed 0 do not share
@@ -68,7 +69,7 @@ def exact(model) -> tuple[Prefixes, float]:
     covariance = features * prior @ features.mT + noise.diag()
     order = torch.arange(len(target)).unsqueeze(0)
     lml = float(reference.log_density(covariance, target))
-    return predict_prefixes(covariance, target, noise, order), lml
+    return predict_prefixes(DenseCovariance(covariance), target, noise, order), lml
 
 
 @pytest.mark.parametrize(("n", "num_weights"), [(10, 4), (6, 8)])

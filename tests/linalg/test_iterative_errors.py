@@ -40,7 +40,7 @@ def test_the_errors_are_those_of_the_equations(rank, monkeypatch):
     solver = ConjugateGradients(0.99, preconditioner_rank=rank, max_iterations=3)
     given = IterativeCovariance(*covariance, solver).predictor(residual)
     block = given.given(cross, keep=True)
-    V, R = block.vectors.values, block.solution.residuals
+    V, R = block.vectors.values, block.vectors.residuals
     rho = residual - K @ given.solution.values.squeeze(-1)
     torch.testing.assert_close(R, cross - K @ V)
     inverse = torch.linalg.inv(K)

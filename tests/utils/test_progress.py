@@ -53,5 +53,5 @@ def test_the_default_is_the_same_everywhere():
         for function in functions
         if "progress" in inspect.signature(function).parameters
     }
-    assert len(defaults) > 12
+    assert len(defaults) > 10
     assert set(defaults.values()) == {None}, defaults
