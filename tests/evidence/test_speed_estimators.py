@@ -299,8 +299,8 @@ class _SharedNoise(torch.nn.Module):
         ({"repeats": 1.5}, ArgumentError, "repeats: got 1.5, expected an integer"),
         ({"orderings": 0}, ArgumentError, "orderings: got 0"),
         ({"orderings": torch.arange(N)}, ShapeError, r"orderings: got \(12,\)"),
-        ({"orderings": torch.arange(N - 1)[None]}, ArgumentError, "orderings: got rows that are no permutations"),
-        ({"orderings": torch.zeros(1, N, dtype=torch.long)}, ArgumentError, "orderings: got rows that are no permutations"),
+        ({"orderings": torch.arange(N - 1)[None]}, ArgumentError, "no permutations"),
+        ({"orderings": torch.zeros(1, N, dtype=torch.long)}, ArgumentError, "no permutations"),
         ({"units": "metres"}, ArgumentError, "units"),
     ],
 )
