@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     from gpclml.meta import DeepKernelTransfer
     from gpclml.mlls import (
         ConditionalMarginalLogLikelihood,
+        ExactMarginalLogLikelihood,
         LaplaceMarginalLogLikelihood,
+        LeaveOneOutPseudoLikelihood,
         LinearEvidenceLowerBound,
         SumMarginalLogLikelihood,
     )  # fmt: skip
@@ -67,6 +69,7 @@ __all__ = [
     "ConjugateGradients",
     "DeepKernel",
     "DeepKernelTransfer",
+    "ExactMarginalLogLikelihood",
     "FitWarning",
     "GPRegression",
     "GaussianWeightPrior",
@@ -77,6 +80,7 @@ __all__ = [
     "LaplaceMarginalLogLikelihood",
     "LastPoints",
     "LeaveOneOut",
+    "LeaveOneOutPseudoLikelihood",
     "LinearEvidenceLowerBound",
     "LinearizedNetwork",
     "NetworkMean",

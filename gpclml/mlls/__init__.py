@@ -1,6 +1,7 @@
 """Objectives ``mll(output, target)``: larger is better, nats per observed point."""
 
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
+from gpclml.mlls.exact import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpclml.mlls.laplace_marginal_log_likelihood import (
     LaplaceEvidence,
     LaplaceMarginalLogLikelihood,
@@ -10,8 +11,10 @@ from gpclml.mlls.sum_marginal_log_likelihood import SumMarginalLogLikelihood
 
 __all__ = [
     "ConditionalMarginalLogLikelihood",
+    "ExactMarginalLogLikelihood",
     "LaplaceEvidence",
     "LaplaceMarginalLogLikelihood",
+    "LeaveOneOutPseudoLikelihood",
     "LinearEvidenceLowerBound",
     "SumMarginalLogLikelihood",
 ]

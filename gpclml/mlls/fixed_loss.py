@@ -40,6 +40,7 @@ from gpclml.inference.observations import (
 )
 from gpclml.linalg import Covariance, GramCovariance
 from gpclml.linalg.dense import LogDensity
+from gpclml.mlls import exact
 from gpclml.mlls._terms import PriorTerm, log_priors, plus_priors, registered
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
 from gpclml.models import BayesianLinearModel, GPRegression
@@ -103,6 +104,10 @@ def has_shared_parameters(model: torch.nn.Module, batch_shape: torch.Size) -> bo
     return False
 
 
+_KNOWN = (
+    ConditionalMarginalLogLikelihood, exact.ExactMarginalLogLikelihood,
+    exact.LeaveOneOutPseudoLikelihood,
+)  # fmt: skip
 _RECORDED_UP_TO = 4096  # points, beyond which a GPU is busy for longer than its work is launched
 _WARM_UP = 2  # evaluations before the one that is recorded, in which libraries are loaded
 _MOST_MEMBERS = 16  # of a batch, beyond which all are evaluated together
@@ -179,7 +184,7 @@ class FixedLoss:
             if _has_own_loss(model):
                 return f"{type(model).__name__} has a loss of its own, compute_custom_loss"
             mll = ConditionalMarginalLogLikelihood(mll.likelihood, model, LastPoints(m=0))
-        elif type(mll) is not ConditionalMarginalLogLikelihood:
+        elif type(mll) not in _KNOWN:
             return f"{type(mll).__name__} is an objective of its own"
         self._mll, self._model = cast(ConditionalMarginalLogLikelihood, mll), model
         with torch.no_grad():

@@ -255,6 +255,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "mlls.ConditionalMarginalLogLikelihood.forward": lambda: dict(
         self=(mll := objective()), function_dist=mll.model(inputs()),
         target=mll.model.train_targets),
+    ("mlls.ExactMarginalLogLikelihood", "mlls.LeaveOneOutPseudoLikelihood"): lambda: dict(
+        likelihood=(model := gp()).likelihood, model=model),
     "mlls.LaplaceEvidence": lambda: dict(
         mll=laplace(3), mean=normal(8, 3), target=labels(),
         curvature=DiagonalCurvature({k: p.detach() ** 2 for k, p in mlp(3).named_parameters()})),
