@@ -113,6 +113,7 @@ class Conditioning(ABC):
         """
         return self.split(num_data, generator, observed).held_out
 
+    @checked(late=True, observed="boolean (n,)")
     def observed_rows(self, num_data: int, observed: Tensor | None) -> Tensor:
         """Indices of the rows that have a target, in data order.
 
@@ -131,6 +132,7 @@ class Conditioning(ABC):
             raise ArgumentError("target", "no observed value", "at least one")
         return rows
 
+    @checked
     def generator(self, generator: torch.Generator | None) -> torch.Generator | None:
         """The caller's generator, or a new one of the strategy's own seed."""
         return generator if self.seed is None else seeded(self.seed)

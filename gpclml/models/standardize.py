@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml.errors import ArgumentError
+from gpclml.errors import ArgumentError, ShapeError
 
 __all__ = ["Standardizer"]
 
@@ -115,7 +115,15 @@ class Standardizer(torch.nn.Module):
 
     @checked(late=True, passes_on="values", values="float (*batch)")
     def transform(self, values: Tensor) -> Tensor:
-        """Values in standardized units."""
+        """Values in standardized units.
+
+        Raises:
+            ShapeError: If they have other columns than the data.
+        """
+        own = self.offset.shape
+        sizes = zip(values.shape[::-1], own[::-1], strict=False)
+        if any(size not in (1, mine) and mine != 1 for size, mine in sizes):
+            raise ShapeError("values", tuple(values.shape), f"a shape that fits {tuple(own)}")
         return (values - self.offset) / self.scale
 
     def inverse(self, values: Tensor) -> Tensor:
