@@ -110,7 +110,8 @@ class ConditionalLogDensity(LogDensity):
         tail = torch.cat([torch.zeros_like(z[..., : n - b, :]), z[..., n - b :, :]], dim=-2)
         columns = [tail, z]
         if few := b <= _SOLVE_UP_TO * n:
-            last = torch.eye(n, dtype=z.dtype, device=z.device)[:, n - b :]
+            last = z.new_zeros(n, b)  # the last columns of the identity, which is never formed
+            last.diagonal(b - n).fill_(1.0)
             columns.insert(0, last.expand(*z.shape[:-1], b))
         solved = torch.linalg.solve_triangular(L.mT, torch.cat(columns, dim=-1), upper=True)
         u, alpha = solved[..., -2 * k :].split(k, dim=-1)
