@@ -103,18 +103,18 @@ def log_priors(priors: Sequence[PriorTerm], batch_shape: torch.Size) -> Evaluate
                 parameter = Hyperparameter.of(_log_density(prior, value), "", torch.float64)
             density = parameter.value
             slope = torch.ones_like(density)
-        own = batch_shape and _member_shape(module, prior, density, value, batch_shape)
-        total = total + (density.reshape((*own, -1)).sum(-1) if own else density.sum())
-        terms.append((parameter, slope, own))
+        shape = batch_shape and _member_shape(module, prior, density, value, batch_shape)
+        total = total + (density.reshape((*shape, -1)).sum(-1) if shape else density.sum())
+        terms.append((parameter, slope, shape))
         if parameter.tensor.requires_grad:
             tensors.append(parameter.tensor)
 
     def vjp(grad: Tensor, _: Tensor | None = None, /) -> Gradients:
         gradients: Gradients = []
-        for parameter, slope, own in terms:
-            weight = grad if grad.shape == own else grad.sum_to_size(own)
-            if own:
-                weight = weight.reshape((*own, *[1] * (slope.ndim - len(own))))
+        for parameter, slope, shape in terms:
+            weight = grad if grad.shape == shape else grad.sum_to_size(shape)
+            if shape:
+                weight = weight.reshape((*shape, *[1] * (slope.ndim - len(shape))))
             gradients += parameter.gradients(weight * slope)
         return gradients
 
@@ -167,15 +167,15 @@ def _member_shape(
     # Priors of matrices, GPyTorch's LKJCovariancePrior, need not say what an event is.
     event = getattr(prior, "event_shape", value.shape[-2:])
     if density.numel() > value.shape[: max(0, value.ndim - len(event))].numel():
-        own = density.shape[: len(batch_shape)]
+        shape = density.shape[: len(batch_shape)]
     elif isinstance(module, _HomoskedasticNoiseBase):
-        own = value.shape[:-1]  # (*batch, num_tasks)
+        shape = value.shape[:-1]  # (*batch, num_tasks)
     else:
-        own = getattr(module, "batch_shape", batch_shape)
+        shape = getattr(module, "batch_shape", batch_shape)
     # From the last dimension on, as shapes are broadcast.
-    pairs = zip(own[::-1], batch_shape[::-1], strict=False)
-    fits = len(own) <= len(batch_shape) and all(size in (1, whole) for size, whole in pairs)
-    return own if fits and density.shape[: len(own)] == own else torch.Size()
+    pairs = zip(shape[::-1], batch_shape[::-1], strict=False)
+    fits = len(shape) <= len(batch_shape) and all(size in (1, whole) for size, whole in pairs)
+    return shape if fits and density.shape[: len(shape)] == shape else torch.Size()
 
 
 def check_train_mode(model: torch.nn.Module) -> None:

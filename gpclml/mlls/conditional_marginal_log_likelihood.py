@@ -177,7 +177,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         BoTorch's ``fit_gpytorch_mll`` calls this in place of the objective: a line search
         compares values of one function. Where first points are not scored, the scale, mean and
         lengthscales of a ``GPRegression`` have the weak priors that :func:`~gpclml.fit.fit_mll`
-        gives them (there, the objective it returns leaves them out).
+        gives them; they are part of this loss, and not of the objective.
 
         Args:
             **kwargs: Passed on to the likelihood.

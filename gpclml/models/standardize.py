@@ -120,10 +120,10 @@ class Standardizer(torch.nn.Module):
         Raises:
             ShapeError: If they have other columns than the data.
         """
-        own = self.offset.shape
-        sizes = zip(values.shape[::-1], own[::-1], strict=False)
-        if any(size not in (1, mine) and mine != 1 for size, mine in sizes):
-            raise ShapeError("values", tuple(values.shape), f"a shape that fits {tuple(own)}")
+        expected = self.offset.shape
+        sizes = zip(values.shape[::-1], expected[::-1], strict=False)
+        if any(size not in (1, fitted) and fitted != 1 for size, fitted in sizes):
+            raise ShapeError("values", tuple(values.shape), f"a shape that fits {tuple(expected)}")
         return (values - self.offset) / self.scale
 
     def inverse(self, values: Tensor) -> Tensor:

@@ -70,11 +70,11 @@ def _weak_priors(model: GPRegression) -> Iterator[tuple[Any, str, Prior]]:
             yield kernel, "mixture_weights", LogNormalPrior(share, _LOG_SCALE)
         else:
             yield kernel, "outputscale", LogNormalPrior(0.0, _LOG_SCALE)
-    parts = list(model.covar_module.modules())
-    if any(isinstance(part, DeepKernel) for part in parts):
+    kernels = list(model.covar_module.modules())
+    if any(isinstance(kernel, DeepKernel) for kernel in kernels):
         return  # distances between features have no scale that is known
     dimensions = cast(Any, model.train_inputs)[0].shape[-1]
-    for kernel in parts:
+    for kernel in kernels:
         if isinstance(kernel, RBFKernel | MaternKernel | RQKernel):
             start = 0.5 * math.log(kernel.ard_num_dims or dimensions)
             yield kernel, "lengthscale", LogNormalPrior(start, _LOG_LENGTHSCALE)

@@ -9,13 +9,12 @@ import operator
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
-from types import MappingProxyType
 from typing import Any
 
 import gpclml
 from benchmarks.robustness.fuzz.arguments import ARGUMENTS, CALLS
 
-__all__ = ["EXAMPLES", "LEFT_OUT", "Example", "public_callables", "without_example"]
+__all__ = ["EXAMPLES", "Example", "public_callables", "without_example"]
 
 _NO_ROOMS = {"curvature", "gram", "inference", "linalg"}  # trust their callers
 _MODULES = (
@@ -37,9 +36,6 @@ _NO_SIZES = {  # where an argument of that name is something else, or is checked
     "num_data": ("evidence.bounds", "evidence.criteria", "fit", "mlls"),
     "support": ("meta.HeadPose",),
 }  # fmt: skip
-
-LEFT_OUT: Mapping[str, str] = MappingProxyType({})
-"""Public callables that are not called, each with the reason."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +118,8 @@ def _is_called(value: object) -> bool:
 
 
 def without_example() -> list[str]:
-    """Public callables that have neither an example nor a reason to have none."""
-    known = [example.call for example in EXAMPLES.values()] + [_named(name) for name in LEFT_OUT]
+    """Public callables that have no example."""
+    known = [example.call for example in EXAMPLES.values()]
     return sorted(
         name
         for name, value in public_callables().items()
