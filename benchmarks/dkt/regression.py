@@ -13,10 +13,10 @@ import typer
 from torch import Tensor
 from typer import Option
 
-from benchmarks._tables import with_interval
+from benchmarks._options import Csv, errors_as_text
+from benchmarks._tables import print_tables, with_interval
 from benchmarks.dkt.stacks import Stack
 from benchmarks.dkt.together import conditioning
-from benchmarks.speed.runs import sweep_command
 from gpclml.errors import UnknownNameError
 from gpclml.kernels.networks import MLP
 from gpclml.meta import DeepKernelTransfer, Episodes, PeriodicTasks, evaluate_tasks
@@ -59,11 +59,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
 
 
 def measure_setting(
-    setting: Annotated[str, Option(help="Name of a setting; may be repeated.")] = "study",
-    kernel: Annotated[str, Option(help="Kernel on features; may be repeated.")] = "rbf",
-    steps: Annotated[int, Option(min=1, help="Adam steps, of one task each.")] = 2500,
-    seeds: Annotated[int, Option(min=2, help="Seeds, which train together.")] = 10,
-    test_tasks: Annotated[int, Option(min=1, help="Tasks to test on.")] = 600,
+    setting: str, kernel: str, steps: int, seeds: int, test_tasks: int
 ) -> pd.DataFrame:
     """Squared errors and NLLs of new sine waves given five points, under each objective.
 
@@ -127,12 +123,19 @@ def _test(models: list[DeepKernelTransfer], count: int) -> Tensor:
     return torch.stack(rows)
 
 
-main = sweep_command(
-    "benchmarks.dkt.regression",
-    measure_setting,
-    {"kernel": ["rbf"], "setting": list(SETTINGS)},
-    "LML and CLML on sine waves, from the study's setting to that of the published code.",
-)
+def main(
+    setting: Annotated[list[str], Option(help="A setting; may be repeated.")] = [*SETTINGS],  # noqa: B006
+    kernel: Annotated[str, Option(help="Kernel on features.")] = "rbf",
+    steps: Annotated[int, Option(min=1, help="Adam steps, of one task each.")] = 2500,
+    seeds: Annotated[int, Option(min=2, help="Seeds, which train together.")] = 10,
+    test_tasks: Annotated[int, Option(min=1, help="Tasks to test on.")] = 600,
+    csv: Csv = None,
+) -> None:
+    """LML and CLML on sine waves, from the study's setting to that of the published code."""
+    with errors_as_text():
+        tables = (measure_setting(name, kernel, steps, seeds, test_tasks) for name in setting)
+        print_tables("benchmarks.dkt.regression", tables, csv=csv)
+
 
 if __name__ == "__main__":
     typer.run(main)
