@@ -6,7 +6,10 @@ JOBS ?= 2
 TEST_WORKERS ?= 2
 TESTS ?= not slow and not data
 DEMO ?= demo
-GPU_RESULTS ?= gpu-results
+GPU_RESULTS ?= gpu.sqlite
+GPU_STUDY ?= gpu
+GPU_DEVICE ?= cuda
+GPU_THREADS ?= 16
 GPU_OPTIONS ?=
 # Errors alone are printed: no warning about links of the user's, no notice of a newer pip.
 INSTALL := pip install -qq --disable-pip-version-check
@@ -33,14 +36,13 @@ lint: $(VENV)/test.stamp
 types: $(VENV)/test.stamp
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# Speed, studies and tests on a GPU with the packages that $(PYTHON) has; nothing is installed. What is
+# Speed and tests on a GPU with the packages that $(PYTHON) has; nothing is installed. What is
 # measured is kept in $(GPU_RESULTS), so that the same command goes on where it was stopped.
-# GPU_OPTIONS='--device cpu --small' tries it without a GPU.
+# GPU_STUDY=small GPU_DEVICE=cpu tries it without a GPU.
 gpu:
-	$(PYTHON) -m benchmarks.gpu speed --results $(GPU_RESULTS) $(GPU_OPTIONS)
-	$(PYTHON) -m benchmarks.gpu studies --results $(GPU_RESULTS) $(GPU_OPTIONS)
-	$(PYTHON) -m benchmarks.gpu large --results $(GPU_RESULTS) $(GPU_OPTIONS)
-	$(PYTHON) -m benchmarks.gpu page --results $(GPU_RESULTS)
+	$(PYTHON) -m benchmarks.speed run --study $(GPU_STUDY) --device $(GPU_DEVICE) --beside-cpu --threads $(GPU_THREADS) \
+		--results $(GPU_RESULTS) $(GPU_OPTIONS)
+	$(PYTHON) -m benchmarks.speed report --results $(GPU_RESULTS)
 	$(PYTHON) -m pytest -m cuda -q tests
 
 # The site, into site/: warnings are errors.

@@ -13,12 +13,13 @@ import typer
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
 
 __all__ = [
-    "CsvFile", "DataFolder", "Device", "FigureFile", "ResultsFile", "check_device", "check_known",
-    "check_positive", "errors_as_text", "names", "options_of", "read_options", "real_numbers",
-    "whole_numbers", "with_options",
+    "Csv", "CsvFile", "DataFolder", "Device", "FigureFile", "ResultsFile", "check_device",
+    "check_known", "check_positive", "errors_as_text", "names", "options_of", "read_options",
+    "real_numbers", "whole_numbers", "with_options",
 ]  # fmt: skip
 
 ResultsFile = Annotated[Path, typer.Option("--results", help="The SQLite file of results.")]
+Csv = Annotated[Path | None, typer.Option(help="Write the table there as well.")]
 CsvFile = Annotated[
     Path | None, typer.Option(help="Also write all cells to this CSV file; compressed as .csv.gz.")
 ]

@@ -1,30 +1,12 @@
-"""The process that computes: its environment for a while, and memory that stays with it."""
+"""The memory of a process that computes stays with it."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import os
 import platform
-from collections.abc import Iterator, Mapping
 
-__all__ = ["keep_freed_memory", "variables"]
-
-
-@contextlib.contextmanager
-def variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Within the block these environment variables are set; after it they are as before."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+__all__ = ["keep_freed_memory"]
 
 
 # Of mallopt in glibc's malloc.h.

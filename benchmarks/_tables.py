@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 __all__ = [
-    "code", "command_lines", "describe_cells", "mean_and_error", "section", "table", "with_error",
-    "with_interval", "write_rows",
+    "code", "command_lines", "describe_cells", "mean_and_error", "print_tables", "section",
+    "spread_rows", "table", "with_error", "with_interval", "write_rows",
 ]  # fmt: skip
 
 _PACKAGES = ("gpclml", "torch", "gpytorch", "botorch", "python")
@@ -99,8 +99,8 @@ def describe_cells(done: pandas.DataFrame, num_failed: int) -> list[str]:
     ]
 
 
-def _listed(values: Iterable[object]) -> str:
-    return " and ".join(sorted(map(str, set(values))))
+def _listed(values: pandas.Series) -> str:
+    return " and ".join(sorted(map(str, set(values.dropna()))))
 
 
 def write_rows(done: pandas.DataFrame, path: str | os.PathLike[str], about: Sequence[str]) -> None:
@@ -120,13 +120,53 @@ def write_rows(done: pandas.DataFrame, path: str | os.PathLike[str], about: Sequ
     """
     import gzip
 
-    table = done.drop(columns=[name for name in done if name.startswith("_")]).map(_value)
+    table = spread_rows(done.drop(columns=[name for name in done if name.startswith("_")]))
+    table = table.map(_value)
     data = ("".join(f"# {line}\n" for line in about) + table.to_csv(index=False)).encode()
     try:
         packed = gzip.compress(data, mtime=0) if Path(path).suffix == ".gz" else data
         Path(path).write_bytes(packed)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error}). Name another file.") from error
+
+
+def spread_rows(done: pandas.DataFrame) -> pandas.DataFrame:
+    """A row for each entry of the lists in the column ``rows``, if there are, beside its cell's."""
+    import pandas
+
+    if "rows" not in done:
+        return done
+    cells = done.to_dict("records")
+    return pandas.DataFrame([cell | row for cell in cells for row in cell.pop("rows")])
+
+
+def print_tables(
+    program: str,
+    tables: Iterable[pandas.DataFrame],
+    *,
+    threads: int = 1,
+    csv: Path | None = None,
+    digits: str = ".2f",
+) -> None:
+    """Prints tables as they come, each with further rows, below the command and the versions.
+
+    The CSV file is written after each table, so that a long run that is stopped keeps what it has.
+    """
+    import pandas
+    import torch
+
+    torch.set_num_threads(threads)
+    header = command_lines(program)
+    print(header, flush=True)
+    done: list[pandas.DataFrame] = []
+    for rows in tables:
+        print(
+            rows.to_string(index=False, header=not done, float_format=lambda x: format(x, digits)),
+            flush=True,
+        )
+        done.append(rows)
+        if csv:
+            csv.write_text(f"{header}\n{pandas.concat(done).to_csv(index=False)}")
 
 
 def _value(value: Any) -> Any:

@@ -12,6 +12,7 @@ from inspect import signature
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from unittest import mock
 
 import typer
 
@@ -25,7 +26,6 @@ from benchmarks._options import (
     read_options,
     with_options,
 )
-from benchmarks._process import variables
 from benchmarks._tables import code, describe_cells, section, write_rows
 from benchmarks.data.files import VARIABLE
 from benchmarks.runner import (
@@ -259,7 +259,7 @@ class Study:
                 environment=environment, retry_failed=retry_failed, progress=not quiet,
                 command=self._command_of(ctx),
             )  # fmt: skip
-            with errors_as_text(), variables(environment):
+            with errors_as_text(), mock.patch.dict(os.environ, environment):
                 cells = self.grid(**read_options(self.grid, options))
                 several = self.sweeps or (
                     lambda c: [Sweep(c, self.cell, self.sources, self.batches)]

@@ -11,9 +11,9 @@ from types import MappingProxyType
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy, log_softmax, normalize, one_hot
 
-from benchmarks.dkt.stacks import StackedBlocks
 from gpclml.inference import evaluating
 from gpclml.meta import Episodes, Tasks, TaskScores
 from gpclml.meta.evaluation import batches, class_scores
@@ -81,7 +81,7 @@ class MatchingNetwork(Baseline):
 
     def log_probabilities(self, episodes: Episodes) -> Tensor:
         """As in the base class."""
-        support, query = (normalize(part, dim=-1) for part in self.features(episodes))
+        support, query = (normalize(x, dim=-1) for x in self.features(episodes))
         attention = log_softmax(_SHARPNESS * query @ support.mT, dim=-1)  # (tasks, q, s)
         members = one_hot(episodes.support_y, episodes.ways).bool().mT  # (tasks, ways, s)
         outside = ~members.unsqueeze(-3)
@@ -92,7 +92,7 @@ class LinearTransfer(Baseline):
     """A classifier of all training classes, whose last layer is fitted anew for each task.
 
     The baseline of Chen et al. (2019, Section 3.2): training is plain classification of images
-    drawn from all classes, which :class:`~benchmarks.dkt.together.ClassifiedImages` gives as query
+    drawn from all classes, which :class:`~benchmarks.dkt.cells.ClassifiedImages` gives as query
     points; a new task is learned by :func:`fit_linear_layers` on fixed features.
     """
 
@@ -135,30 +135,38 @@ class FirstOrderMAML(Baseline):
 
     def log_probabilities(self, episodes: Episodes) -> Tensor:
         """As in the base class."""
-        network, head = self.backbone, [self.weight, self.bias]
-        if isinstance(network, StackedBlocks):  # one task for each network of a stack
-            start = [*network.parameter_list(), *head]
-        else:
-            network = StackedBlocks([self.backbone] * episodes.num_tasks)
-            own = [*StackedBlocks.own_parameters(self.backbone), *head]
-            start = [one.expand(episodes.num_tasks, *one.shape) for one in own]
+        start = {f"backbone.{name}": p for name, p in self.backbone.named_parameters()}
+        start |= {"weight": self.weight, "bias": self.bias}
+        outputs = []
+        for x, y, new_x in zip(
+            episodes.support_x, episodes.support_y, episodes.query_x, strict=True
+        ):
+            fast = {name: p.detach().requires_grad_() for name, p in start.items()}
+            with torch.enable_grad():
+                for _ in range(_INNER_STEPS):
+                    loss = cross_entropy(self._outputs(fast, x), y)
+                    gradients = torch.autograd.grad(loss, list(fast.values()))
+                    fast = {
+                        name: (p - _INNER_RATE * gradient).detach().requires_grad_()
+                        for (name, p), gradient in zip(fast.items(), gradients, strict=True)
+                    }
+            # The start moves along the gradient at the end: their difference counts as constant.
+            ends = {name: p + (fast[name] - p).detach() for name, p in start.items()}
+            outputs.append(self._outputs(ends, new_x))
+        return log_softmax(torch.stack(outputs), dim=-1)
 
-        def outputs(parameters: list[Tensor], x: Tensor) -> Tensor:
-            weight, bias = parameters[-2:]
-            values = network.transform(x.flatten(0, 1), parameters[:-2], alone=True)
-            return values.unflatten(0, x.shape[:2]) @ weight.mT + bias.unsqueeze(-2)
-
-        fast = [one.detach().requires_grad_() for one in start]
-        with torch.enable_grad():
-            for _ in range(_INNER_STEPS):
-                scores = outputs(fast, episodes.support_x)
-                loss = cross_entropy(scores.mT, episodes.support_y, reduction="none").mean(-1)
-                gradients = torch.autograd.grad(loss.sum(), fast)
-                steps = zip(fast, gradients, strict=True)
-                fast = [(a - _INNER_RATE * b).detach().requires_grad_() for a, b in steps]
-        # The start moves along the gradient at the end: their difference counts as constant.
-        ends = [a + (b - a).detach() for a, b in zip(start, fast, strict=True)]
-        return log_softmax(outputs(ends, episodes.query_x), dim=-1)
+    def _outputs(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Class scores, ``(n, ways)``; features are normalized over these points in any mode."""
+        network = {
+            name.removeprefix("backbone."): p
+            for name, p in parameters.items() if name.startswith("backbone.")
+        }  # fmt: skip
+        # Copies of running statistics take the updates of the pass.
+        network |= {name: buffer.clone() for name, buffer in self.backbone.named_buffers()}
+        mode = self.backbone.training
+        features = functional_call(self.backbone.train(), network, x)
+        self.backbone.train(mode)
+        return features @ parameters["weight"].mT + parameters["bias"]
 
 
 @torch.enable_grad()

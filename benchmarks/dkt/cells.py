@@ -1,35 +1,83 @@
-"""One cell: a model trained on the tasks of a study and tested on others, or a baseline."""
+"""Cells: a model trained on the tasks of a study and tested on others, or a baseline."""
 
 from __future__ import annotations
 
+import copy
+import math
+import time
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from benchmarks.dkt.together import sources_on_device, train_together
-from gpclml.conditioning import LastPoints
+from benchmarks.dkt.baselines import (
+    BASELINES,
+    Baseline,
+    LinearTransfer,
+    baseline_log_probabilities,
+    evaluate_baseline,
+)
+from benchmarks.dkt.studies import Sources, study_named
+from gpclml.conditioning import Conditioning, LastPoints, RandomHoldout
+from gpclml.errors import NonFiniteError
+from gpclml.evaluation import fit_temperature
 from gpclml.fit import fit_mll
-from gpclml.meta import Episodes, TaskScores
+from gpclml.meta import (
+    DeepKernelTransfer,
+    Episodes,
+    ImageTasks,
+    Tasks,
+    TaskScores,
+    evaluate_tasks,
+    train_on_tasks,
+)
+from gpclml.meta.episodes import NumberedTasks, SingleTasks, task_generator, unit_range
+from gpclml.meta.evaluation import class_scores, task_log_probabilities
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
 __all__ = [
-    "BASELINE", "OBJECTIVES", "SOURCES", "nearest_neighbour_accuracy", "plain_gp_scores",
-    "run_cell", "run_together",
+    "BASELINE", "LOOK_EVERY", "OBJECTIVES", "SOURCES", "VALIDATION_TASKS", "ClassifiedImages",
+    "conditioning", "label", "nearest_neighbour_accuracy", "plain_gp_scores", "run_cell",
+    "run_together", "size", "test_scores", "train_baseline",
 ]  # fmt: skip
 
 
 BASELINE = "pixels"
 """In place of a kernel: the baseline on raw inputs."""
 OBJECTIVES = ("lml", "clml", "clml-half")
-SOURCES = (
-    "benchmarks.dkt.baselines", "benchmarks.dkt.stacks",
-    "benchmarks.dkt.studies", "benchmarks.dkt.together",
-)  # fmt: skip
+SOURCES = ("benchmarks.dkt.baselines", "benchmarks.dkt.studies")
 """The modules beside this one that decide the results of :func:`run_cell`."""
+
+VALIDATION_TASKS, LOOK_EVERY = 100, 500
+_TARGETS = 3  # studies of one training, at most
+
+Model = DeepKernelTransfer | Baseline
+
+
+class ClassifiedImages(SingleTasks):
+    """Images drawn from all classes of a source, each turn a class, as the query points of a task.
+
+    Args:
+        tasks: The source; a batch has as many images as one of its tasks.
+    """
+
+    def __init__(self, tasks: ImageTasks) -> None:
+        turns = tasks.num_classes // len(tasks.labels.unique())
+        self.images = torch.cat([torch.rot90(tasks.images, k, (-2, -1)) for k in range(turns)])
+        _, places = tasks.labels.unique(return_inverse=True)
+        self.num_classes = tasks.num_classes
+        self.labels = torch.cat([places + k * (int(places.max()) + 1) for k in range(turns)])
+        self.count, self.seed = tasks.ways * (tasks.shots + tasks.queries), tasks.seed
+
+    def _task(self, index: int) -> Episodes:
+        generator = task_generator(self.seed, index)
+        rows = torch.randint(len(self.images), (1, self.count), generator=generator)
+        rows = rows.to(self.images.device)
+        x, y = unit_range(self.images[rows]), self.labels[rows]
+        return Episodes(x[:, :0], y[:, :0], x, y)
 
 
 def run_cell(cell: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -52,15 +100,144 @@ def run_cell(cell: Mapping[str, Any]) -> Mapping[str, Any]:
     return run_together([cell])[0]
 
 
-def run_together(cells: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The same of cells that differ in seed and target alone, of which each seed trains once.
+def run_together(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """The same of cells that differ in what they test on alone, which train once.
 
     Args:
-        cells: As for :func:`run_cell`, all of one :func:`benchmarks.dkt.together.label`.
+        cells: As for :func:`run_cell`, all of one :func:`label`.
+
+    Raises:
+        NonFiniteError: The loss is not finite.
     """
-    if cells[0]["kernel"] == BASELINE:
+    first = cells[0]
+    if first["kernel"] == BASELINE:
         return [_baseline(cell) for cell in cells]
-    return train_together(cells)
+    start, sources = time.perf_counter(), sources_on_device(first)
+    model, best = _trained(first, sources)
+    done = {"train_seconds": time.perf_counter() - start, "best_step": float(best)}
+    temperature = None
+    if sources.validation is not None and sources.train.draw([0]).ways:
+        log_p, labels = _log_probabilities(model, sources.validation, VALIDATION_TASKS)
+        temperature = fit_temperature(log_p.flatten(0, 1), labels.flatten())
+    return [
+        test_scores(model, sources_on_device(cell).test, cell["test_tasks"], temperature) | done
+        for cell in cells
+    ]
+
+
+def label(cell: Mapping[str, Any]) -> Hashable:
+    """Equal for cells that :func:`run_together` can compute together."""
+    others = sorted((name, value) for name, value in cell.items() if name != "study")
+    return study_named(cell["study"]).training, tuple(others)
+
+
+def size(cell: Mapping[str, Any]) -> int:
+    """How many cells to compute together: those of three studies."""
+    return _TARGETS
+
+
+def _trained(cell: Mapping[str, Any], sources: Sources) -> tuple[Model, int]:
+    """A trained model and the step whose look at validation tasks was the best."""
+    study, train = study_named(cell["study"]), cast(ImageTasks, sources.train)
+    backbone = study.network(generator=torch.Generator().manual_seed(cell["seed"]))
+    if cell["kernel"] in BASELINES:
+        make = BASELINES[cell["kernel"]]
+        baseline = make(backbone, study.num_features, train.ways, train.num_classes)
+        baseline = baseline.to(cell["device"])
+        tasks = ClassifiedImages(train) if isinstance(baseline, LinearTransfer) else train
+        return baseline, train_baseline(baseline, tasks, sources.validation, cell)
+    # Targets as they are, as in the published code.
+    model = DeepKernelTransfer(backbone, cell["kernel"], study.num_features, standardize=False)
+    model = model.to(cell["device"])
+    held_out = conditioning(cell["objective"], train)
+    mll = ConditionalMarginalLogLikelihood(cast(Any, model.likelihood), model, held_out)
+    fit = train_on_tasks(
+        model, mll, train, steps=cell["steps"], tasks_per_step=cell["tasks_per_step"],
+        lr=cell["lr"], validation=sources.validation, validation_tasks=VALIDATION_TASKS,
+        look_every=LOOK_EVERY, progress=False,
+    )  # fmt: skip
+    return model, fit.best
+
+
+def train_baseline(
+    model: Baseline, tasks: Tasks, validation: Tasks | None, cell: Mapping[str, Any]
+) -> int:
+    """Adam steps of a baseline as those of :func:`gpclml.meta.train_on_tasks`.
+
+    Returns:
+        The step whose parameters are kept: those of the best look at validation tasks.
+
+    Raises:
+        NonFiniteError: The loss is not finite.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), lr=cell["lr"])
+    best, kept, state = -math.inf, 0, {}
+    each, steps = cell["tasks_per_step"], cell["steps"]
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        numbers = range((step - 1) * each, step * each)
+        loss = model.train().loss(tasks.draw(numbers)).mean()
+        if not loss.isfinite():
+            fix = "Lower the learning rate."
+            raise NonFiniteError("loss", f"{loss:g} at step {step}", "finite values", fix)
+        loss.backward()
+        optimizer.step()
+        if step % LOOK_EVERY == 0 or step == steps:
+            score = math.inf
+            if validation is not None:
+                gain = evaluate_baseline(model, validation, VALIDATION_TASKS).gain
+                score = float(gain.mean())
+            if score > best or validation is None:
+                best, kept, state = score, step, copy.deepcopy(model.state_dict())
+    model.load_state_dict(state)
+    model.eval()
+    return kept
+
+
+def conditioning(objective: str, tasks: Tasks) -> Conditioning:
+    """What an objective holds out: the query points, a half of all points at random, or all."""
+    if objective == "clml-half":
+        return RandomHoldout(0.5)
+    return LastPoints(m=tasks.draw([0]).num_support if objective == "clml" else 0)
+
+
+def test_scores(
+    model: Model, tasks: Tasks, count: int, temperature: float | None
+) -> dict[str, float]:
+    """The metrics of a model on test tasks; with a temperature also of tempered probabilities."""
+    if tasks.draw([0]).ways == 0:
+        return _summary(evaluate_tasks(cast(DeepKernelTransfer, model), tasks, count))
+    log_p, labels = _log_probabilities(model, tasks, count)
+    scores = _summary(class_scores(log_p, labels))
+    if temperature is not None:
+        tempered = _summary(class_scores(log_p, labels, temperature))
+        scores["temperature"] = temperature
+        scores |= {f"tempered_{name}": tempered[name] for name in ("nll", "calibration_error")}
+    return scores
+
+
+def _log_probabilities(model: Model, tasks: Tasks, count: int) -> tuple[Tensor, Tensor]:
+    if isinstance(model, Baseline):
+        return baseline_log_probabilities(model, tasks, count)
+    return task_log_probabilities(model, tasks, count)
+
+
+def _summary(scores: TaskScores) -> dict[str, float]:
+    """The metrics of a cell."""
+    mean, interval = float(scores.values.mean()), TaskScores.interval(scores.values)
+    summary = {scores.metric: mean, "interval": interval, "nll": float(scores.nll.mean())}
+    if scores.metric == "accuracy":
+        summary["calibration_error"] = scores.calibration_error
+    return summary
+
+
+def sources_on_device(cell: Mapping[str, Any]) -> Sources:
+    """The tasks of a cell, whose images are on its device."""
+    study = study_named(cell["study"])
+    sources = study.sources(cell["shots"], cell["seed"], *study.ways_of(cell))
+    moved = (cast(NumberedTasks, one) and cast(NumberedTasks, one).to(cell["device"])
+             for one in (sources.train, sources.validation, sources.test))  # fmt: skip
+    return Sources(*moved)  # pyright: ignore[reportArgumentType]
 
 
 def _baseline(cell: Mapping[str, Any]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, cast
@@ -19,8 +20,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from typer import Option
 
+from benchmarks._options import Csv, errors_as_text, names
+from benchmarks._tables import print_tables
 from benchmarks.dkt.studies import study_named
-from benchmarks.speed.runs import sweep_command
 from gpclml.conditioning import LastPoints
 from gpclml.errors import UnknownNameError
 from gpclml.inference import evaluating
@@ -184,14 +186,8 @@ def _ours(kernel: str, seed: int, tasks: Tasks, steps: int, clml: bool) -> DeepK
 
 
 def compare_with_published(
-    kernel: Annotated[str, Option(help="Kernel on features; may be repeated.")] = "linear",
-    seed: Annotated[int, Option(help="Seed of tasks and networks; may be repeated.")] = 0,
-    shots: Annotated[int, Option(min=1, help="Images a class to learn from.")] = 1,
-    steps: Annotated[int, Option(min=1, help="Steps of training, of one task each.")] = 250,
-    test_tasks: Annotated[int, Option(min=1, help="Tasks to test on.")] = 600,
-    study: Annotated[str, Option(help="Studies of images that train on the same, with commas.")]
-    = "omniglot-part,omniglot-part-to-cyrillic,omniglot-part-to-mnist",
-) -> pd.DataFrame:  # fmt: skip
+    kernel: str, seed: int, shots: int, steps: int, test_tasks: int, studies: tuple[str, ...]
+) -> pd.DataFrame:
     """Accuracies after as many steps on the same tasks, with the last parameters.
 
     Returns:
@@ -202,15 +198,14 @@ def compare_with_published(
     """
     if kernel not in KERNELS:
         raise UnknownNameError("kernel", kernel, KERNELS)
-    names = study.split(",")
-    sources = [study_named(name).sources(shots, seed) for name in names]
+    sources = [study_named(name).sources(shots, seed) for name in studies]
     tasks = sources[0].train
     theirs = published_model(kernel, tasks.draw([0]).ways, seed)
     train_class_models(theirs, tasks, steps)
     ours = {f"ours, {'CLML' if clml else 'LML'}": _ours(kernel, seed, tasks, steps, clml)
             for clml in (False, True)}  # fmt: skip
     rows = []
-    for name, source in zip(names, sources, strict=True):
+    for name, source in zip(studies, sources, strict=True):
         scores = {"published": _accuracy(theirs, source.test, test_tasks)}
         for way, model in ours.items():
             scores[way] = float(evaluate_tasks(model, source.test, test_tasks).values.mean())
@@ -219,12 +214,25 @@ def compare_with_published(
     return pd.DataFrame(rows)
 
 
-main = sweep_command(
-    "benchmarks.dkt.published",
-    compare_with_published,
-    {"seed": [0], "kernel": list(KERNELS)},
-    "Accuracy of the published method and of ours, after the same steps on the same tasks.",
-)
+def main(
+    kernel: Annotated[list[str], Option(help="Kernel on features; may be repeated.")] = [*KERNELS],  # noqa: B006
+    seed: Annotated[list[int], Option(help="Seed of tasks and networks; may be repeated.")] = [0],  # noqa: B006
+    shots: Annotated[int, Option(min=1, help="Images a class to learn from.")] = 1,
+    steps: Annotated[int, Option(min=1, help="Steps of training, of one task each.")] = 250,
+    test_tasks: Annotated[int, Option(min=1, help="Tasks to test on.")] = 600,
+    study: Annotated[str, Option(help="Studies of images that train on the same, with commas.")]
+    = "omniglot-part,omniglot-part-to-cyrillic,omniglot-part-to-mnist",
+    csv: Csv = None,
+) -> None:  # fmt: skip
+    """Accuracy of the published method and of ours, after the same steps on the same tasks."""
+    with errors_as_text():
+        studies = names(study, "study")
+        tables = (
+            compare_with_published(name, start, shots, steps, test_tasks, studies)
+            for start, name in itertools.product(seed, kernel)
+        )
+        print_tables("benchmarks.dkt.published", tables, csv=csv)
+
 
 if __name__ == "__main__":
     typer.run(main)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import pandas as pd
 import torch
@@ -13,13 +13,12 @@ import typer
 from torch import Tensor
 from typer import Option
 
-from benchmarks._tables import with_interval
-from benchmarks.dkt.stacks import Stack
-from benchmarks.dkt.together import conditioning
-from benchmarks.speed.runs import sweep_command
+from benchmarks._options import Csv, errors_as_text
+from benchmarks._tables import print_tables, with_interval
+from benchmarks.dkt.cells import conditioning
 from gpclml.errors import UnknownNameError
 from gpclml.kernels.networks import MLP
-from gpclml.meta import DeepKernelTransfer, Episodes, PeriodicTasks, evaluate_tasks
+from gpclml.meta import DeepKernelTransfer, PeriodicTasks, evaluate_tasks
 from gpclml.meta.training import parameter_groups
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
@@ -59,11 +58,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
 
 
 def measure_setting(
-    setting: Annotated[str, Option(help="Name of a setting; may be repeated.")] = "study",
-    kernel: Annotated[str, Option(help="Kernel on features; may be repeated.")] = "rbf",
-    steps: Annotated[int, Option(min=1, help="Adam steps, of one task each.")] = 2500,
-    seeds: Annotated[int, Option(min=2, help="Seeds, which train together.")] = 10,
-    test_tasks: Annotated[int, Option(min=1, help="Tasks to test on.")] = 600,
+    setting: str, kernel: str, steps: int, seeds: int, test_tasks: int
 ) -> pd.DataFrame:
     """Squared errors and NLLs of new sine waves given five points, under each objective.
 
@@ -77,45 +72,40 @@ def measure_setting(
         raise UnknownNameError("setting", setting, SETTINGS)
     rows, scores = [], {}
     for objective in _OBJECTIVES:
-        models = _train(SETTINGS[setting], kernel, objective, steps, seeds)
+        models = [
+            _train(SETTINGS[setting], kernel, objective, steps, seed) for seed in range(seeds)
+        ]
         scores[objective] = _test(models, test_tasks)
         row: dict[str, object] = {"setting": setting, "kernel": kernel, "objective": objective}
-        for place, name in enumerate(("mse", "nll")):
-            values = scores[objective][:, place]
+        for column, name in enumerate(("mse", "nll")):
+            values = scores[objective][:, column]
             row |= {name: with_interval(values)}
-            row |= {f"{name} less LML": with_interval(values - scores["lml"][:, place], sign="+")}
+            row |= {f"{name} less LML": with_interval(values - scores["lml"][:, column], sign="+")}
         rows.append(row)
     return pd.DataFrame(rows)
 
 
 def _train(
-    setting: Setting, kernel: str, objective: str, steps: int, seeds: int
-) -> list[DeepKernelTransfer]:
-    models, sources = [], []
-    for seed in range(seeds):
-        network = MLP([1, 40, 40, 40], generator=torch.Generator().manual_seed(seed))
-        # Targets as they are, as in the published code.
-        models.append(DeepKernelTransfer(network, kernel, 40, standardize=False))
-        sources.append(PeriodicTasks(_SUPPORT, setting.queries, seed=3 * seed))
-    for model in models if setting.published_start else ():
-        for name, raw in model.named_parameters():
-            if "raw_" in name and raw.requires_grad:
-                torch.nn.init.zeros_(raw)  # softplus is ln 2 there
-    stack = Stack(models)
-    module = cast(DeepKernelTransfer, stack.module)
+    setting: Setting, kernel: str, objective: str, steps: int, seed: int
+) -> DeepKernelTransfer:
+    network = MLP([1, 40, 40, 40], generator=torch.Generator().manual_seed(seed))
+    # Targets as they are, as in the published code.
+    model = DeepKernelTransfer(network, kernel, 40, standardize=False)
+    tasks = PeriodicTasks(_SUPPORT, setting.queries, seed=3 * seed)
+    for name, raw in model.named_parameters() if setting.published_start else ():
+        if "raw_" in name and raw.requires_grad:
+            torch.nn.init.zeros_(raw)  # softplus is ln 2 there
     if objective != "lml" and not setting.mean_under_clml:
-        cast(Tensor, module.mean_module.raw_constant).requires_grad_(False)
-    held_out = conditioning(objective, sources[0])
-    mll = ConditionalMarginalLogLikelihood(module.likelihood, module, held_out)
-    optimizer = torch.optim.Adam(parameter_groups(module, mll, 1e-3, setting.gp_rate))
-    module.train()
+        cast(Tensor, model.mean_module.raw_constant).requires_grad_(False)
+    held_out = conditioning(objective, tasks)
+    mll = ConditionalMarginalLogLikelihood(cast(Any, model.likelihood), model, held_out)
+    optimizer = torch.optim.Adam(parameter_groups(model, mll, 1e-3, setting.gp_rate))
+    model.train()
     for step in range(steps):
-        episodes = Episodes.stack([source.draw([step]) for source in sources])
         optimizer.zero_grad()
-        (-module.objective(mll, episodes)).sum().backward()
+        (-model.objective(mll, tasks.draw([step])).mean()).backward()
         optimizer.step()
-    stack.write_back()
-    return models
+    return model
 
 
 def _test(models: list[DeepKernelTransfer], count: int) -> Tensor:
@@ -127,12 +117,19 @@ def _test(models: list[DeepKernelTransfer], count: int) -> Tensor:
     return torch.stack(rows)
 
 
-main = sweep_command(
-    "benchmarks.dkt.regression",
-    measure_setting,
-    {"kernel": ["rbf"], "setting": list(SETTINGS)},
-    "LML and CLML on sine waves, from the study's setting to that of the published code.",
-)
+def main(
+    setting: Annotated[list[str], Option(help="A setting; may be repeated.")] = [*SETTINGS],  # noqa: B006
+    kernel: Annotated[str, Option(help="Kernel on features.")] = "rbf",
+    steps: Annotated[int, Option(min=1, help="Adam steps, of one task each.")] = 2500,
+    seeds: Annotated[int, Option(min=2, help="Seeds.")] = 10,
+    test_tasks: Annotated[int, Option(min=1, help="Tasks to test on.")] = 600,
+    csv: Csv = None,
+) -> None:
+    """LML and CLML on sine waves, from the study's setting to that of the published code."""
+    with errors_as_text():
+        tables = (measure_setting(name, kernel, steps, seeds, test_tasks) for name in setting)
+        print_tables("benchmarks.dkt.regression", tables, csv=csv)
+
 
 if __name__ == "__main__":
     typer.run(main)

@@ -20,9 +20,16 @@ from benchmarks._options import (
 )
 from benchmarks._tables import section, table, with_error, with_interval
 from benchmarks.dkt.baselines import BASELINES
-from benchmarks.dkt.cells import BASELINE, OBJECTIVES, SOURCES, run_cell, run_together
+from benchmarks.dkt.cells import (
+    BASELINE,
+    OBJECTIVES,
+    SOURCES,
+    label,
+    run_cell,
+    run_together,
+    size,
+)
 from benchmarks.dkt.studies import STUDIES, study_named
-from benchmarks.dkt.together import label, size
 from benchmarks.runner import Batches
 from benchmarks.study import Study
 from gpclml.errors import ArgumentError

@@ -19,9 +19,10 @@ import typer
 from torch.utils.data import DataLoader, Dataset
 from typer import Option
 
+from benchmarks._options import Csv
+from benchmarks._tables import print_tables
 from benchmarks.evidence.training import CLASSES, network, objective
-from benchmarks.speed.memory import highest_resident, in_fresh_process, start_of_peak
-from benchmarks.speed.runs import Csv, print_tables
+from benchmarks.speed.timing import highest_resident, in_fresh_process, start_of_peak
 from gpclml import Laplace
 from gpclml.evidence.sampling import sampled_outputs
 from gpclml.fit import fit_hyperparameters, fit_map, fit_online
@@ -129,9 +130,7 @@ def main(
 
     with tempfile.TemporaryDirectory() as folder:
         write_images(folder, images)
-        print_tables(
-            "benchmarks.evidence.memory", rows(), threads=1, csv=csv, digits=".0f", joined=True
-        )
+        print_tables("benchmarks.evidence.memory", rows(), threads=1, csv=csv, digits=".0f")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from typer import Option
 
+from benchmarks._options import Csv
+from benchmarks._tables import print_tables
 from benchmarks.data import load_images
-from benchmarks.speed.runs import Csv, print_tables
 from gpclml import Laplace
 from gpclml.evaluation import expected_calibration_error, out_of_distribution_auroc
 
@@ -217,9 +218,7 @@ def main(
             means = pd.DataFrame(rows).drop(columns="seed")
             yield means.groupby(["network", "predictions"], sort=False).mean().reset_index()
 
-    print_tables(
-        "benchmarks.evidence.posteriors", tables(), threads=1, csv=csv, digits=".3f", joined=True
-    )
+    print_tables("benchmarks.evidence.posteriors", tables(), threads=1, csv=csv, digits=".3f")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def objectives(problems: Problems = 500, seed: Seed = 0, csv: Csv = None) -> Non
 
 @app.command()
 def fuzz(
-    calls: Annotated[int, Option(min=1, help="Number of calls.")] = 15_000,
+    calls: Annotated[int, Option(min=1, help="Number of calls of each callable.")] = 64,
     seed: Annotated[int, Option(min=0, help="Seed of the calls.")] = 0,
     limit: Annotated[float, Option(min=1.0, help="Seconds that a call may take.")] = 60.0,
     csv: Annotated[Path | None, Option(help="Write a row a call there.")] = None,
@@ -61,10 +61,10 @@ def fuzz(
     _print_header()
     results = wrong.run(calls, seed, limit)
     print("Calls by the kind of what is wrong, and what came of them.\n")
-    print(wrong.by_kind(results).to_string())
-    table = wrong.raw_errors(results)
+    print(wrong.kinds_table(results).to_string())
+    table = wrong.raw_table(results)
     if len(table):
-        print("\nErrors that do not say what is wrong, by callable.\n")
+        print("\nErrors that do not say what is wrong: the smallest call of each callable.\n")
         print(table.to_string(index=False))
     _write(results, csv)
 

@@ -4,9 +4,8 @@ A cell is a configuration, a dictionary of JSON values; a cell function makes me
 :func:`run_grid` computes the cells that a results file lacks, :func:`load_results` reads them.
 """
 
-from benchmarks.runner.cells import Batches
 from benchmarks.runner.code import package_versions
-from benchmarks.runner.grid import GridSummary, run_grid
+from benchmarks.runner.grid import Batches, GridSummary, run_grid
 from benchmarks.runner.results import load_commands, load_failures, load_results
 
 __all__ = [

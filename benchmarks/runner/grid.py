@@ -1,39 +1,72 @@
-"""Runs a grid of cells: which of them wait, which are under way, what became of the rest."""
+"""Runs the cells of a grid by joblib: in this process, in processes of this machine, or on Dask."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
+import signal
 import sys
+import threading
 import time
-import warnings
-from collections import deque
-from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+import traceback
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
+import joblib
+import threadpoolctl
 from tqdm import tqdm
 
-from benchmarks.runner.cells import (
-    Batches,
-    Cell,
-    CellFunction,
-    Work,
-    failed_row,
-    group_cells,
-    plan_cells,
-)
+from benchmarks._process import keep_freed_memory
 from benchmarks.runner.code import check_code, code_version, function_name, package_versions
-from benchmarks.runner.executors import Answer, Workers, open_workers
-from benchmarks.runner.results import ResultsStore, open_results
-from gpclml.errors import ArgumentError
+from benchmarks.runner.results import Row, canonical_json, open_results
+from gpclml.errors import ArgumentError, DataError
 
-__all__ = ["GridSummary", "run_grid"]
+__all__ = [
+    "Batches", "Cell", "CellFunction", "GridSummary", "cell_key", "group_cells", "make_row",
+    "plan_cells", "run_grid",
+]  # fmt: skip
 
-RERUNS = 3  # of a cell whose worker was lost
+LOSSES = 3  # of workers in one run; the next ends it
+CONNECT_SECONDS, WORKER_SECONDS = 5, 50  # that a scheduler, and a first worker of it, may take
+
+CellFunction = Callable[[dict[str, Any]], Mapping[str, Any]]
+BatchFunction = Callable[[list[dict[str, Any]]], list[Mapping[str, Any] | Exception]]
+Map = Callable[[Callable, list[list["Cell"]]], Iterable[list[Row]]]
+
+
+class Cell(NamedTuple):
+    """A cell of a grid: its key in the results file, and its configuration as JSON text."""
+
+    key: str
+    configuration: str
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How cells are computed several at a time.
+
+    The results must be those of the cell function, to numerical tolerance: cells are saved
+    under the same keys.
+
+    Args:
+        function: Importable ``function(configurations) -> answers``: one entry a cell, in
+            order, its metrics or the exception that ended it. When the function itself
+            raises, each cell of the batch is computed alone by the cell function.
+        label: Hashable label of a configuration; cells of one label may be computed together.
+        size: Most cells in a batch with this one; 1: alone, by the cell function.
+    """
+
+    function: BatchFunction
+    label: Callable[[dict[str, Any]], Hashable]
+    size: Callable[[dict[str, Any]], int]
 
 
 @dataclass
@@ -54,11 +87,11 @@ class GridSummary:
         return self.computed + self.skipped == self.total
 
     def __str__(self) -> str:
-        parts = [f"{self.computed + self.skipped} of {self.total} cells done"]
-        parts += [f"{self.computed} in this run ({self.seconds:.0f} s)"] if self.computed else []
+        words = [f"{self.computed + self.skipped} of {self.total} cells done"]
+        words += [f"{self.computed} in this run ({self.seconds:.0f} s)"] if self.computed else []
         failed = self.failed + self.failed_before
-        parts += [f"{failed} failed (see load_failures; retry_failed=True)"] if failed else []
-        return f"{', '.join(parts)}: {self.path}"
+        words += [f"{failed} failed (see load_failures; retry_failed=True)"] if failed else []
+        return f"{', '.join(words)}: {self.path}"
 
 
 def run_grid(
@@ -80,9 +113,9 @@ def run_grid(
     A cell is known by its whole configuration and the version of the code, so an
     interrupted run goes on where it was when the same call is made again. A failed cell
     is saved with its error and the run goes on. This process alone writes the file; a second
-    run on it is refused as long as this one lives. When a worker is lost its cell is computed
-    again, three times at most, and then saved as failed with the error of the loss. A cell has one
-    thread of torch and BLAS, whatever the number of jobs.
+    run on it is refused as long as this one lives. When a worker is lost what it had is computed
+    again; the fourth loss ends the run. A cell has one thread of torch and BLAS, whatever the
+    number of jobs.
 
     Args:
         cells: Configurations, JSON-serialisable dictionaries; equal ones are computed once.
@@ -94,8 +127,7 @@ def run_grid(
             process.
         address: Address of a Dask scheduler, such as ``"tcp://host:8786"``, whose workers compute
             in the place of this machine's. They need the same code, packages and data, and one
-            thread each; how often a lost worker's cell is computed again is its
-            ``distributed.scheduler.allowed-failures``, 3 where nothing else is set.
+            thread each.
         batches: How cells are computed several at a time, if they are. The module of their
             function counts as one of the ``sources``.
         environment: Environment variables that workers set around each cell, such as
@@ -113,7 +145,7 @@ def run_grid(
         ArgumentError: If an argument cannot be used, or a cluster cannot be reached, has other
             code, or is lost later on.
         DataError: If the results file cannot be used, or another run is writing it; before any
-            cell. Also when it fails later on.
+            cell. Also when it fails later on, and when workers are lost again and again.
         KeyboardInterrupt: When interrupted; what ended is saved.
     """
     if jobs == 0:
@@ -124,113 +156,246 @@ def run_grid(
     version, packages = code_version(function, sources), package_versions()
     plan = plan_cells(cells, version)
     check = partial(check_code, function, sources, {"code": version, **packages})
-    work = Work(
-        function, batches and batches.function, environment or {},
-        None if address is None else check,
-    )  # fmt: skip
+    batch_function = batches and batches.function
+    work = partial(
+        _compute, function, batch_function, dict(environment or {}), check if address else None
+    )
     about = {"function": function_name(function), "code_version": version, **packages}
     with (
-        open_workers(jobs, address, check) as workers,
+        _open_workers(jobs, address, check) as map_tasks,
         open_results(results_path, about, command) as store,
         tqdm(total=len(plan), disable=not progress, file=sys.stderr, unit="cell") as bar,
     ):
-        stored = store.stored()
-        fates = {"done": "skipped", "failed": None if retry_failed else "failed_before"}
-        before = {cell: fates.get(stored.get(cell.key, "")) for cell in plan}
-        groups = group_cells([cell for cell in plan if before[cell] is None], batches)
-        run = _Run(store, GridSummary(store.path, len(plan)), bar, deque(map(_Task, groups)))
-        for fate in filter(None, before.values()):
-            run.count(fate)
-        run.compute(workers, work)
-        return run.summary
+        summary, start = GridSummary(store.path, len(plan)), time.perf_counter()
 
+        def count(outcome: str) -> None:
+            setattr(summary, outcome, getattr(summary, outcome) + 1)
+            bar.set_postfix(failed=summary.failed + summary.failed_before, refresh=False)
+            bar.update()
 
-@dataclass(eq=False)
-class _Task:
-    """Cells that a worker is handed at once, and how many workers were lost with them."""
-
-    cells: list[Cell]
-    losses: int = 0
-
-
-@dataclass
-class _Run:
-    """The state of a run.
-
-    Attributes:
-        store: The results file, opened.
-        summary: What became of the cells so far.
-        bar: A tqdm bar over all cells.
-        tasks: Those that wait.
-        suspects: Those whose worker was lost, which are computed one at a time.
-        running: Those that workers have.
-    """
-
-    store: ResultsStore
-    summary: GridSummary
-    bar: Any
-    tasks: deque[_Task]
-    suspects: deque[_Task] = field(default_factory=deque)
-    running: dict[Future, _Task] = field(default_factory=dict)
-
-    def compute(self, workers: Workers, work: Work) -> None:
-        """Computes all that waits, until all is done or the user interrupts it."""
-        start = time.perf_counter()
+        known = store.stored()
+        outcomes = {"done": "skipped", "failed": None if retry_failed else "failed_before"}
+        before = {cell: outcomes.get(known.get(cell.key, "")) for cell in plan}
+        for outcome in filter(None, before.values()):
+            count(outcome)
+        waiting = {cell.key: cell for cell in plan if before[cell] is None}
+        losses = 0
         try:
-            self._fill(workers, work)
-            while self.running:
-                done, _ = wait(self.running, return_when=FIRST_COMPLETED)
-                while done:  # no name keeps a future: a cluster forgets answers that are read
-                    future = done.pop()
-                    self._settle(self.running.pop(future), workers.answer(future))
-                    del future
-                self._fill(workers, work)
+            while waiting:
+                groups = group_cells(waiting.values(), batches)
+                try:
+                    for rows in map_tasks(work, groups):
+                        store.record(rows)
+                        for row in rows:
+                            del waiting[row["key"]]
+                            count("computed" if "metrics" in row else "failed")
+                except BrokenProcessPool as error:  # one that is killed takes all with it
+                    losses += 1
+                    if losses > LOSSES:
+                        raise DataError(
+                            f"{store.path}: {losses} workers were lost, perhaps for lack of "
+                            f"memory ({type(error).__name__}). What ended is saved: run the same "
+                            "command again with fewer jobs."
+                        ) from error
         except KeyboardInterrupt:
-            for future in self.running:
-                if future.done() and not future.cancelled() and not future.exception():
-                    self._save(future.result())
-            saved = self.summary.computed + self.summary.skipped
-            text = f"{saved} of {self.summary.total} cells are saved in {self.summary.path}."
-            print(f"\nInterrupted: {text} Run the same command again to resume.", file=sys.stderr)
+            saved = f"{summary.computed + summary.skipped} of {summary.total} cells are saved"
+            text = f"{saved} in {summary.path}. Run the same command again to resume."
+            print(f"\nInterrupted: {text}", file=sys.stderr)
             raise
         finally:
-            self.summary.seconds = time.perf_counter() - start
+            summary.seconds = time.perf_counter() - start
+        return summary
 
-    def _fill(self, workers: Workers, work: Work) -> None:
-        """Hands tasks to workers that are free.
 
-        A lost worker takes its neighbours with it. So all tasks that ran beside it are computed
-        again one at a time, which tells the one that costs its workers from the others.
-        """
-        while waiting := self.suspects or self.tasks:
-            if len(self.running) >= (1 if self.suspects else workers.places()):
-                return
-            task = waiting.popleft()
-            self.running[workers.submit(work, task.cells)] = task
+def cell_key(configuration: Mapping[str, Any], version: str) -> str:
+    """SHA-256 of a configuration together with the version of the code, hexadecimal."""
+    text = canonical_json({"code": version, "cell": dict(configuration)})
+    return hashlib.sha256(text.encode()).hexdigest()
 
-    def _settle(self, task: _Task, answer: Answer) -> None:
-        """Saves what came of a task; the cells of a batch that failed wait to be computed alone."""
-        if isinstance(answer, list):
-            self._save(answer)
-        elif isinstance(answer, BrokenProcessPool) and task.losses < RERUNS:
-            task.losses += 1
-            self.suspects.append(task)
-        elif len(task.cells) == 1:
-            self._save([failed_row(task.cells[0], answer, 0.0)])
-        else:
-            self.tasks.extend(_Task([cell]) for cell in task.cells)
-            text = f"A batch of {len(task.cells)} cells failed and is computed cell by cell"
-            warnings.warn(f"{text}: {answer}", RuntimeWarning, stacklevel=1)
 
-    def _save(self, rows: Answer) -> None:
-        if isinstance(rows, list):
-            self.store.record(rows)
-            for row in rows:
-                self.count("computed" if "metrics" in row else "failed")
+def plan_cells(cells: Iterable[Mapping[str, Any]], version: str) -> list[Cell]:
+    """The cells of a grid in order; equal configurations are one.
 
-    def count(self, fate: str) -> None:
-        """Counts a cell by what became of it."""
-        setattr(self.summary, fate, getattr(self.summary, fate) + 1)
-        failed = self.summary.failed + self.summary.failed_before
-        self.bar.set_postfix(failed=failed, refresh=False)
-        self.bar.update()
+    Raises:
+        ArgumentError: If there is no cell.
+    """
+    plan = {cell_key(cell, version): canonical_json(dict(cell)) for cell in cells}
+    if not plan:
+        raise ArgumentError("cells", "no cell", "at least one", "Check what selects them.")
+    return [Cell(*pair) for pair in plan.items()]
+
+
+def group_cells(cells: Iterable[Cell], batches: Batches | None) -> list[list[Cell]]:
+    """Cells in groups of one label, none above its size, in the order of their first cells."""
+    groups, unfilled = [], {}
+    for cell in cells:
+        kind = cell, 1
+        if batches is not None:
+            configuration = json.loads(cell.configuration)
+            kind = batches.label(configuration), batches.size(configuration)
+        if len(unfilled.get(kind, ())) in (0, kind[1]):
+            groups.append([])
+            unfilled[kind] = groups[-1]
+        unfilled[kind].append(cell)
+    return groups
+
+
+def make_row(cell: Cell, answer: object, seconds: float) -> Row:
+    """The row of what came of a cell; one whose metrics cannot be saved has failed."""
+    row: Row = {
+        "key": cell.key, "configuration": json.loads(cell.configuration), "seconds": seconds,
+    }  # fmt: skip
+    try:
+        if isinstance(answer, BaseException):
+            raise answer
+        return row | {"metrics": _plain_metrics(answer, row["configuration"])}
+    except (Exception, SystemExit) as error:
+        texts = {
+            "_error_type": type(error).__name__, "_error_message": str(error),
+            "_traceback": "".join(traceback.format_exception(error)),
+        }  # fmt: skip
+        return row | {"error": texts}
+
+
+def _compute(
+    function: CellFunction,
+    batch_function: BatchFunction | None,
+    environment: Mapping[str, str],
+    check: Callable[[], None] | None,
+    cells: list[Cell],
+) -> list[Row]:
+    """Rows of what came of cells, in any process; those of a batch that fails one by one."""
+    if check is not None:
+        check()
+    keep_freed_memory()
+    configurations = [json.loads(cell.configuration) for cell in cells]
+    start = time.perf_counter()
+    with _one_thread(), mock.patch.dict(os.environ, environment):
+        try:
+            if len(cells) == 1 or batch_function is None:
+                answers = [function(configuration) for configuration in configurations]
+            else:
+                answers = batch_function(configurations)
+            pairs = list(zip(cells, answers, strict=True))
+        except (Exception, SystemExit) as error:
+            if len(cells) == 1:
+                pairs = [(cells[0], error)]
+            else:
+                text = f"A batch of {len(cells)} cells failed and is computed cell by cell"
+                print(f"{text}: {type(error).__name__}: {error}", file=sys.stderr)
+                pairs = None
+    if pairs is None:
+        alone = (_compute(function, None, environment, None, [cell]) for cell in cells)
+        return [row for rows in alone for row in rows]
+    share = (time.perf_counter() - start) / len(cells)
+    return [make_row(cell, answer, share) for cell, answer in pairs]
+
+
+def _plain_metrics(metrics: object, configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as JSON gives them back."""
+    if not isinstance(metrics, Mapping):
+        fix = "Let the cell function return {name: value}."
+        raise ArgumentError("metrics", type(metrics).__name__, "a dictionary", fix)
+    shared = sorted(set(metrics) & set(configuration))
+    if shared:
+        raise ArgumentError("metrics", shared, "names not used by the cell", "Rename them.")
+    return json.loads(json.dumps(dict(metrics), default=_plain))
+
+
+def _plain(value: Any) -> object:
+    """Tensors and arrays as numbers and lists."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a metric of type {type(value).__name__} is not JSON serialisable")
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Within the block torch and the BLAS libraries have one thread, whatever number of jobs."""
+    import torch
+
+    before = torch.get_num_threads()
+    with threadpoolctl.threadpool_limits(1):
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _open_workers(jobs: int, address: str | None, check: Callable[[], None]) -> Iterator[Map]:
+    """What maps tasks to answers as they end: in this process, in others, or on a cluster."""
+    # Tasks one by one: a batch of joblib's would be saved, and lost, as a whole.
+    options: dict[str, Any] = {"return_as": "generator_unordered", "batch_size": 1}
+    if address is not None:
+        # By its own client: joblib's backend for Dask waits for ever where a scheduler is lost.
+        with _connected(address, check) as client:
+            yield partial(_map_on_cluster, client, address)
+        return
+    if jobs != 1:
+        options |= {"backend": "loky", "initializer": _end_with_driver, "initargs": (os.getpid(),)}
+    yield lambda work, groups: joblib.Parallel(jobs, **options)(
+        joblib.delayed(work)(group) for group in groups
+    )
+
+
+def _map_on_cluster(
+    client: Any, address: str, work: Callable[[list[Cell]], list[Row]], groups: list[list[Cell]]
+) -> Iterator[list[Row]]:
+    """Answers of a Dask cluster, which gives what a lost worker had to others."""
+    from distributed import as_completed
+
+    try:
+        for future in as_completed(client.map(work, groups, pure=False), loop=client.loop):
+            yield future.result()
+    except (Exception, CancelledError) as error:
+        raise ArgumentError(
+            "address", f"{address}, which failed ({type(error).__name__}: {error})",
+            "a scheduler and workers that live as long as the run and have this code",
+            "What ended is saved: start the cluster again and repeat the call.",
+        ) from error  # fmt: skip
+
+
+def _end_with_driver(driver: int) -> None:
+    """Ends this worker when its driver is gone, however that ended; Ctrl-C is the driver's."""
+
+    def watch() -> None:
+        while os.getppid() == driver:
+            time.sleep(1.0)
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=watch, daemon=True, name="end-with-driver").start()
+
+
+@contextlib.contextmanager
+def _connected(address: str, check: Callable[[], None]) -> Iterator[Any]:
+    """A client of a Dask scheduler whose workers have one thread each and this process's code."""
+    try:
+        import distributed
+    except ImportError as error:
+        fix = f"Install it: pip install 'gpclml[dask]'. {error}"
+        raise ArgumentError("address", repr(address), "the package distributed", fix) from None
+    try:
+        client = distributed.Client(address, set_as_default=False, timeout=CONNECT_SECONDS)
+    except (OSError, ValueError, TypeError) as error:
+        expected = f"the address of a Dask scheduler that answers within {CONNECT_SECONDS} s"
+        fix = "Start one with `dask scheduler` and give the address that it prints."
+        text = f"{fix} {type(error).__name__}: {error}"
+        raise ArgumentError("address", repr(address), expected, text) from None
+    with client:
+        with contextlib.suppress(TimeoutError):
+            client.wait_for_workers(1, timeout=WORKER_SECONDS)
+        threads = client.nthreads().values()
+        if set(threads) != {1}:  # torch has one state a process
+            got = f"{max(threads)} threads" if threads else f"none within {WORKER_SECONDS} s"
+            fix = "Start: dask worker ADDRESS --nworkers -1 --nthreads 1."
+            raise ArgumentError("address", f"{address}, {got}", "workers of one thread", fix)
+        try:
+            client.run(check)
+        except Exception as error:
+            got = f"{address} with workers that cannot be used ({type(error).__name__}: {error})"
+            fix = "Start them with the code and packages of this process."
+            raise ArgumentError("address", got, "usable ones", fix) from error
+        yield client

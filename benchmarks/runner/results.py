@@ -9,17 +9,23 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from benchmarks.runner.cells import Row, canonical_json
 from gpclml.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["ResultsStore", "load_commands", "load_failures", "load_results", "open_results"]
+__all__ = [
+    "ResultsStore", "Row", "canonical_json", "load_commands", "load_failures", "load_results",
+    "open_results",
+]  # fmt: skip
+
+Row = dict[str, Any]
+"""What came of a cell, of JSON values: its key, configuration and seconds, and either its metrics
+or the error that ended it."""
 
 BUSY_SECONDS = 60.0
 APPLICATION_ID = 0x67706C6D  # marks the file as ours
@@ -38,6 +44,15 @@ PROVENANCE = (
     "key", "function", "code_version", "seconds", "finished_at", "python", "gpclml", "torch",
     "gpytorch", "botorch",
 )  # fmt: skip
+
+
+def canonical_json(value: object) -> str:
+    """JSON text that is equal for equal values, whatever the order of their keys.
+
+    Floats are written by ``repr``, so they return exactly; NaN and infinities are written
+    as ``NaN`` and ``Infinity``, which Python's own ``json`` reads back.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 class ResultsStore:
@@ -163,15 +178,15 @@ def _read(path: str | os.PathLike) -> tuple[list[Row], list[tuple[str, str, str]
     return [row for row in rows if row["code_version"] == latest[row["function"]]], commands
 
 
-def _load(path: str | os.PathLike, part: str, columns: Iterable[str]) -> pandas.DataFrame:
-    """A table of the rows that have a part: their configuration, that part, and more columns."""
+def _load(path: str | os.PathLike, entry: str, columns: Iterable[str]) -> pandas.DataFrame:
+    """A table of the rows that have an entry: their configuration, the entry, and more columns."""
     import pandas
 
-    rows = [row for row in _read(path)[0] if part in row]
+    rows = [row for row in _read(path)[0] if entry in row]
     rows.sort(key=lambda row: (canonical_json(row["configuration"]), row["key"]))
-    parts = [[row[name] for row in rows] for name in ("configuration", part)]
-    parts.append([{f"_{name}": row[name] for name in columns} for row in rows])
-    return pandas.concat([pandas.DataFrame(one) for one in parts], axis=1)
+    groups = [[row[name] for row in rows] for name in ("configuration", entry)]
+    groups.append([{f"_{name}": row[name] for name in columns} for row in rows])
+    return pandas.concat([pandas.DataFrame(group) for group in groups], axis=1)
 
 
 @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""Gradient steps timed against GPyTorch's: ``python -m benchmarks.speed``."""
+"""Steps and fits timed against those of other libraries: ``python -m benchmarks.speed``."""

@@ -1,106 +1,582 @@
-"""Command line: ``python -m benchmarks.speed.fits --n 100``: whole fits, lone and in a batch."""
+"""Whole fits: line searches, batches, many points, what they predict, and loops around them."""
 
 from __future__ import annotations
 
+import importlib
+import time
+import warnings
 from collections.abc import Callable
-from typing import Annotated
+from functools import partial
+from typing import Any, cast
 
+import gpytorch
+import numpy as np
 import pandas as pd
 import torch
-import typer
-from typer import Option
+from botorch.acquisition import LogExpectedImprovement
+from botorch.exceptions import BadInitialCandidatesWarning, OptimizationWarning
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.models.transforms import Normalize, Standardize
+from botorch.optim import optimize_acqf
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from scipy.stats import binomtest
+from torch import Tensor
+from torch.distributions import Normal
 
 from benchmarks._process import keep_freed_memory
-from benchmarks.speed.methods import sampled_data
-from benchmarks.speed.runs import (
-    Device,
-    Rounds,
-    interleaved_times,
-    ratio_table,
-    sweep_command,
+from benchmarks.bo.surrogates import initial_points, make_problem
+from benchmarks.data import load, names
+from benchmarks.speed.steps import (
+    jax_log_density,
+    jax_value_and_gradient,
+    missing_peers,
+    sampled_data,
 )
-from gpclml.conditioning import LastPoints
-from gpclml.fit import fit_batch, fit_mll, suggest_batch_size
+from benchmarks.speed.timing import Row, timed, wait_for
+from gpclml import StackedGP
+from gpclml.conditioning import Conditioning, KFold, LastPoints, LeaveOneOut
+from gpclml.errors import UnknownNameError
+from gpclml.evaluation import leave_one_out, log_marginal_likelihood
+from gpclml.fit import (
+    FitWarning,
+    fit_batch,
+    fit_gpytorch_mll_fused,
+    fit_mll,
+    suggest_batch_size,
+)
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
-__all__ = ["fit_seeds", "measure_fits", "way_of_fitting"]
+__all__ = [
+    "SEARCHES", "SEARCH_BASE", "TABLES", "fit_seeds", "measure_batches", "measure_large_fits",
+    "measure_loops", "measure_predictions", "measure_searches", "search_data",
+    "summarize_predictions",
+]  # fmt: skip
 
-Objectives = list[ConditionalMarginalLogLikelihood]
+Data = tuple[Tensor, Tensor]
+End = Callable[[], np.ndarray]
+"""The fit's log marginal likelihood a point, noise and lengthscales; NaN of another objective."""
+Way = Callable[[Data], Callable[[], Callable[[], End]]]
+"""Of data the function that prepares a fit, such as by making a model; it gives the fit."""
+
+SEARCH_BASE = "botorch fit_gpytorch_mll"
+_TO_THE_END = {
+    "optimizer_kwargs": {
+        "options": {"ftol": 1e-14, "gtol": 1e-8, "maxiter": 20_000, "maxfun": 100_000}
+    }
+}
+
+
+def measure_searches(
+    n: int, dimensions: int = 8, outputs: int = 1, seed: int = 0, exact: bool = False,
+    *, device: str = "cpu", seconds: float = 3.0,
+) -> list[Row]:  # fmt: skip
+    """Fits of BoTorch's ``SingleTaskGP`` with its default priors, on the same data from its start.
+
+    Fits of the log marginal likelihood by BoTorch, with its own optimizer and with ours, by
+    ``fit_mll`` (of GPyTorch's objective and of ours) and by a function compiled by JAX, if it is
+    installed, of the hyperparameters and of their logarithms, which ``fit_mll`` searches, written
+    here or by tinygp, if that is installed; of leave-one-out and of ten folds by ``fit_mll``; and
+    by scikit-learn's ``GaussianProcessRegressor``, whose model is the same without the priors and
+    which searches logarithms too. All search by SciPy's L-BFGS-B; of several outputs BoTorch
+    searches for each on its own, evaluated together. Other libraries and the stack are left out
+    of several outputs, and on a GPU. Of ``StackedGP`` all is counted: its six models, calibration
+    and weights.
+
+    Args:
+        n: Number of points.
+        dimensions: Number of inputs.
+        outputs: Outputs of a model.
+        seed: Seed of the data.
+        exact: BoTorch's search goes on to a gradient of 1e-8; by default it stops earlier.
+        device: Where.
+        seconds: That the rounds may take.
+
+    Returns:
+        Rows as from :func:`benchmarks.speed.timing.timed`. ``gain`` is the log marginal likelihood
+        a point, priors included, above that of BoTorch's fit; ``apart`` the largest relative
+        difference of a noise variance or a lengthscale.
+    """
+    data = search_data(n, dimensions, seed, device, outputs)
+    others = ("jax", "tinygp", "scikit-learn", "StackedGP")
+    left_out = missing_peers() + others * (outputs > 1 or device != "cpu")
+    known = {**SEARCHES, SEARCH_BASE: _botorch_fit(**(_TO_THE_END if exact else {}))}
+    prepared = {
+        name: way(data) for name, way in known.items() if not name.startswith(left_out or "-")
+    }
+    ends: dict[str, End] = {}
+
+    def fit(name: str) -> None:
+        with warnings.catch_warnings(), gpytorch.settings.max_cholesky_size(n + 1):
+            warnings.simplefilter("ignore", FitWarning)
+            ends[name] = prepared[name]()()
+
+    steps = {name: partial(fit, name) for name in prepared}
+    rows = timed(steps, device, seconds, base=SEARCH_BASE)
+    values = {name: end() for name, end in ends.items()}
+    base = values.get(SEARCH_BASE, np.array([np.nan]))
+    for row in rows:
+        value = values.get(row["method"], np.array([np.nan]))
+        if np.isfinite(value).all() and value.shape == base.shape:
+            apart = float(abs(value / base - 1)[1:].max())
+            row |= {"LML a point": float(value[0]), "gain": float(value[0] - base[0])}
+            row |= {"apart": apart}
+    return rows
+
+
+def search_data(n: int, dimensions: int, seed: int, device: str = "cpu", outputs: int = 1) -> Data:
+    """Inputs on the unit cube, standardized targets ``(n, outputs)``: sums of sines and noise."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, dimensions, generator=generator, dtype=torch.float64)
+    noise = torch.randn(n, outputs, generator=generator, dtype=torch.float64)
+    y = torch.stack([torch.sin(3 * x[:, :3] + k).sum(-1) for k in range(outputs)], -1) + 0.1 * noise
+    return x.to(device), ((y - y.mean(0)) / y.std(0)).to(device)
+
+
+def _botorch_fit(**options: Any) -> Way:
+    def prepare(data: Data) -> Callable[[], End]:
+        model = SingleTaskGP(*data, outcome_transform=None)
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+
+        def fit() -> End:
+            fit_gpytorch_mll(mll, **options)
+            return partial(_end, model)
+
+        return fit
+
+    return lambda data: partial(prepare, data)
+
+
+def _mll_fit(conditioning: Conditioning | None, upstream: bool = False) -> Way:
+    def prepare(data: Data) -> Callable[[], End]:
+        model = SingleTaskGP(*data, outcome_transform=None)
+        kind: Any = ExactMarginalLogLikelihood if upstream else ConditionalMarginalLogLikelihood
+        mll = kind(model.likelihood, model, *(() if upstream else (conditioning,)))
+
+        def fit() -> End:
+            fit_mll(mll, progress=False)
+            compared = upstream or isinstance(conditioning, LastPoints)
+            return partial(_end, model) if compared else _no_end
+
+        return fit
+
+    return lambda data: partial(prepare, data)
+
+
+def _end(model: SingleTaskGP) -> np.ndarray:
+    """The log marginal likelihood includes the priors' share and is per point and output."""
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0)).train()
+    kernel = cast(Any, model.covar_module)
+    with torch.no_grad():
+        value = -mll.compute_custom_loss().mean().reshape(1)
+        noise, scales = model.likelihood.noise, kernel.lengthscale
+        return torch.cat([value, noise.reshape(-1), scales.reshape(-1)]).cpu().numpy()
+
+
+def _no_end() -> np.ndarray:
+    return np.full(1, np.nan)
+
+
+def _sklearn_fit(data: Data) -> Callable[[], Callable[[], End]]:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+
+    x, y = (values.numpy() for values in data)
+    kernel = RBF(np.ones(x.shape[1])) + WhiteKernel(0.1)
+
+    def fit() -> End:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            GaussianProcessRegressor(kernel, alpha=0.0).fit(x, y[:, 0])
+        return _no_end
+
+    return lambda: fit
+
+
+def _jax_fit(
+    data: Data, logarithms: bool = False, tinygp: bool = False
+) -> Callable[[], Callable[[], End]]:
+    """The model's log marginal likelihood, here or by tinygp, and priors, compiled by JAX."""
+    jnp = cast(Any, importlib.import_module("jax.numpy"))
+    from scipy.optimize import minimize
+
+    log_density = jax_log_density(data[0].numpy(), data[1].numpy()[:, 0], tinygp)
+    n = len(data[1])
+    model = SingleTaskGP(*data, outcome_transform=None)
+    priors = {name: prior.base_dist for name, _, prior, _, _ in model.named_priors()}
+    [noise_prior] = [prior for name, prior in priors.items() if "noise" in name]
+    [scale_prior] = [prior for name, prior in priors.items() if "noise" not in name]
+    numbers = [
+        (float(prior.loc), float(prior.scale**2), float(prior.scale.log()))
+        for prior in (noise_prior, scale_prior)
+    ]
+
+    def log_normal(value, loc, variance, log_scale):
+        log = jnp.log(value)
+        return -((log - loc) ** 2 / (2 * variance) + log + log_scale + 0.5 * np.log(2 * np.pi))
+
+    def loss(theta):
+        noise, constant, scales = theta[0], theta[1], theta[2:]
+        density = log_density(noise, constant, scales)
+        terms = log_normal(noise, *numbers[0]) + log_normal(scales, *numbers[1]).sum()
+        return -(density + terms) / n
+
+    def log_loss(theta):
+        return loss(jnp.exp(theta).at[1].set(theta[1]))
+
+    kernel = cast(Any, model.covar_module)
+    start = np.concatenate([
+        model.likelihood.noise.detach().numpy(), np.zeros(1),
+        kernel.lengthscale.detach().numpy().ravel(),
+    ])  # fmt: skip
+    least = float(cast(Any, kernel).raw_lengthscale_constraint.lower_bound)
+    bounds = [(1e-4, None), (None, None)] + [(least, None)] * data[0].shape[1]
+    if logarithms:
+        where = [0, *range(2, len(start))]
+        start[where] = np.log(start[where])
+        bounds = [bounds[1] if i == 1 else (np.log(low), None) for i, (low, _) in enumerate(bounds)]
+    function = jax_value_and_gradient(log_loss if logarithms else loss, start)
+
+    def fit() -> End:
+        options = {"maxcor": 30} if logarithms else {}
+        result = minimize(
+            function, start, jac=True, bounds=bounds, method="L-BFGS-B", options=options
+        )
+        x = np.exp(result.x) if logarithms else result.x
+        return lambda: np.concatenate([[-result.fun], np.delete(x, 1)])
+
+    return lambda: fit
+
+
+def _stacked_fit(data: Data) -> Callable[[], Callable[[], End]]:
+    x, y = data
+
+    def fit() -> End:
+        StackedGP().fit(x, y[:, 0], progress=False)
+        return _no_end
+
+    return lambda: fit
+
+
+SEARCHES: dict[str, Way] = {
+    SEARCH_BASE: _botorch_fit(),
+    "botorch, fit_gpytorch_mll_fused": _botorch_fit(optimizer=fit_gpytorch_mll_fused),
+    "fit_mll, gpytorch LML": _mll_fit(None, upstream=True),
+    "fit_mll, LastPoints(m=0)": _mll_fit(LastPoints(m=0)),
+    "fit_mll, LeaveOneOut()": _mll_fit(LeaveOneOut()),
+    "fit_mll, KFold(10)": _mll_fit(None),
+    "StackedGP, all its models": _stacked_fit,
+    "scikit-learn": _sklearn_fit,
+    "jax": _jax_fit,
+    "jax, logarithms": partial(_jax_fit, logarithms=True),
+    "tinygp, logarithms": partial(_jax_fit, logarithms=True, tinygp=True),
+}
+"""Ways of fitting, by name."""
+
+
 _CONDITIONINGS = {"clml": lambda: None, "lml": lambda: LastPoints(m=0)}
 
 
-def measure_fits(
-    n: Annotated[int, Option(help="Number of points; may be repeated.")],
-    objective: Annotated[str, Option(help="clml or lml; may be repeated.")] = "clml",
-    seeds: Annotated[int, Option(min=1, help="Number of fits.")] = 10,
-    steps: Annotated[int, Option(min=1, help="Adam steps of a fit.")] = 30,
-    rounds: Rounds = 5,
-    device: Device = "cpu",
-    keep_memory: Annotated[
-        bool, Option(help="Keep freed memory in the process, as the runner's workers do.")
-    ] = False,
-) -> pd.DataFrame:
-    """Fits per second of bottleneck deep kernels, one by one, in a batch, and as is best.
+def measure_batches(
+    n: int, objective: str = "clml", size: int = 10, steps: int = 20,
+    *, device: str = "cpu", seconds: float = 3.0,
+) -> list[Row]:  # fmt: skip
+    """Fits of bottleneck deep kernels, one by one, so many in a batch, and as is best.
 
-    ``chosen``: as ``gpclml.fit.suggest_batch_size`` says; ``ratio``, ``low`` and ``high``: median
-    and quartiles over rounds of fits per second over lone ones in the same round.
+    Freed memory is kept in the process, as the runner's workers do.
+
+    Returns:
+        A row a number of fits at once: its times, and ``models a second``;
+        ``suggested`` is the number that ``gpclml.fit.suggest_batch_size`` says.
     """
-    keeps_memory = keep_memory and keep_freed_memory()
-    sizes = {
-        "lone": 1,
-        "batched": seeds,
-        "chosen": min(seeds, suggest_batch_size(n, device, keeps_memory)),
-    }
+    keeps_memory = keep_freed_memory()
+    suggested = suggest_batch_size(n, device, keeps_memory)
+    sizes = {f"{at_once} at once": at_once for at_once in (1, min(size, suggested), size)}
     ways = {
-        name: way_of_fitting(n, objective, seeds, size, steps, device)
-        for name, size in sizes.items()
+        name: partial(_fit_models, n, objective, size, at_once, steps, device)
+        for name, at_once in sizes.items()
     }
-    times = interleaved_times(ways, rounds, device)
-    more = {
-        "n": n, "objective": objective, "size": pd.Series(sizes),
-        "fits_per_second": seeds / times.median(),
-    }  # fmt: skip
-    return ratio_table(1 / times, "lone", ratio="ratio", name="way", more=more)
+    rows = timed(ways, device, seconds, base="1 at once", memory=True)
+    for row in rows:
+        row["suggested"] = suggested
+        if "ms" in row:
+            row["models a second"] = 1e3 * size / row["ms"]
+    return rows
 
 
-def way_of_fitting(
-    n: int, objective: str, seeds: int, size: int, steps: int, device: str
-) -> Callable[[], object]:
-    """Makes bottleneck deep kernels on data of their own and fits them, ``size`` at a time."""
-    data = [sampled_data(n, torch.float64, device, seed) for seed in range(seeds)]
-
-    def fit() -> None:
-        mlls = []
-        for seed, (x, y) in enumerate(data):
-            model = GPRegression(x, y, "deep_bottleneck", seed=seed)
-            mlls.append(
-                ConditionalMarginalLogLikelihood(
-                    model.likelihood, model, _CONDITIONINGS[objective](), seed=seed
-                )
-            )
-        fit_seeds(mlls, size, steps)
-
-    return fit
+def _fit_models(
+    n: int, objective: str, count: int, at_once: int, steps: int, device: str
+) -> list[ConditionalMarginalLogLikelihood]:
+    """Makes bottleneck deep kernels on data of their own and fits them, some at a time."""
+    mlls = []
+    for seed in range(count):
+        x, y = sampled_data(n, torch.float64, device, seed)
+        model = GPRegression(x, y, "deep_bottleneck", seed=seed)
+        conditioning = _CONDITIONINGS[objective]()
+        mlls.append(
+            ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=seed)
+        )
+    fit_seeds(mlls, at_once, steps)
+    return mlls
 
 
-def fit_seeds(mlls: Objectives, size: int, steps: int) -> None:
+def fit_seeds(mlls: list[ConditionalMarginalLogLikelihood], size: int, steps: int) -> None:
     """Fits models by Adam, ``size`` at a time."""
     for start in range(0, len(mlls), size):
-        part = mlls[start : start + size]
+        members = mlls[start : start + size]
         if size == 1:
-            fit_mll(part[0], "adam", steps=steps, progress=False)
+            fit_mll(members[0], "adam", steps=steps, progress=False)
         else:
-            fit_batch(part, "adam", steps=steps, progress=False)
+            fit_batch(members, "adam", steps=steps, progress=False)
 
 
-main = sweep_command(
-    "benchmarks.speed.fits",
-    measure_fits,
-    {"objective": ["clml", "lml"], "n": [100, 300, 700]},
-    "Fits per second of small deep kernels: one by one, in a batch, and as is chosen.",
-    keep_memory=True,
-)
+_TEST = 5000
+_LARGE_OBJECTIVES: dict[str, Conditioning | None] = {
+    "LML": LastPoints(m=0), "leave-one-out": LeaveOneOut(), "ten folds": KFold(10),
+    "GPyTorch's LML": None,
+}  # fmt: skip
 
-if __name__ == "__main__":
-    typer.run(main)
+
+def _large_kernel(name: str, d: int) -> gpytorch.kernels.Kernel:
+    if name == "rbf":
+        return RBFKernel(ard_num_dims=d)
+    smoothness = {"matern 5/2": 2.5, "matern 3/2": 1.5, "matern 1/2": 0.5}
+    if name not in smoothness:
+        raise UnknownNameError("kernel", name, ["rbf", *smoothness])
+    return MaternKernel(smoothness[name], ard_num_dims=d)
+
+
+def measure_large_fits(
+    n: int, kernel: str = "matern 5/2", method: str = "LML", data: str = "kin40k",
+    *, device: str = "cpu", seconds: float = 2.0,
+) -> list[Row]:  # fmt: skip
+    """One exact fit of ``GPRegression`` by a line search, and its scores on up to 5000 other rows.
+
+    Args:
+        n: Number of training rows.
+        kernel: ``"rbf"``, or ``"matern"`` with 1/2, 3/2 or 5/2.
+        method: ``"LML"``, ``"leave-one-out"``, ``"ten folds"`` or ``"GPyTorch's LML"``, its own
+            objective under the same search.
+        data: A table, or ``"drawn"``.
+        device: Where.
+        seconds: Not used: there is one fit.
+    """
+    if method not in _LARGE_OBJECTIVES:
+        raise UnknownNameError("method", method, _LARGE_OBJECTIVES)
+    if data == "drawn":
+        x, y = sampled_data(n + 5000, torch.float64, "cpu", 0)
+    else:
+        table = load(data)
+        x, y = table.inputs.double(), table.targets.double()
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    train, test = order[:n], order[n:][-_TEST:]
+    model = GPRegression(
+        x[train].to(device), y[train].to(device), ScaleKernel(_large_kernel(kernel, x.shape[-1]))
+    )
+    conditioning = _LARGE_OBJECTIVES[method]
+    mll = (
+        ExactMarginalLogLikelihood(model.likelihood, model)
+        if conditioning is None
+        else ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
+    )
+    on_gpu = torch.device(device).type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    wait_for(device)
+    start = time.perf_counter()
+    with warnings.catch_warnings(), gpytorch.settings.max_cholesky_size(n + 1):
+        warnings.simplefilter("ignore", FitWarning)
+        result = fit_mll(mll, progress=False)
+    wait_for(device)
+    row: Row = {
+        "seconds": time.perf_counter() - start, "steps": len(result.history),
+        "ended": result.problem or "converged",
+    }  # fmt: skip
+    if on_gpu:
+        row["GiB"] = torch.cuda.max_memory_allocated(device) / 2**30
+    with torch.no_grad():
+        row["LML a point"] = float(log_marginal_likelihood(model, units="training")) / n
+        row["LOO a point"] = float(leave_one_out(model, units="training").mean())
+        row |= _test_scores(model, x[test].to(device), y[test].to(device))
+    row["noise"] = float(model.likelihood.noise.detach())
+    return [row]
+
+
+def _test_scores(model: GPRegression, x: Tensor, y: Tensor) -> Row:
+    """Scores of held-out rows in standardized units, in which a variance of 1 knows nothing."""
+    predicted = model.predict(x, marginal=True, solver="cholesky", progress=False)
+    mean, variance = predicted.mean, predicted.variance
+    scale = model.target_scale
+    normal = torch.distributions.Normal(mean, variance.sqrt())
+    density = normal.log_prob(y) + scale.log()
+    return {
+        "test NLL": -float(density.mean()),
+        "its error": float(density.std() / len(y) ** 0.5),
+        "test RMSE": float((mean - y).square().mean().sqrt() / scale),
+    }
+
+
+TABLES: tuple[str, ...] = tuple(name for name in names() if name != "challenger")
+"""Tables with 50 rows or more. Rules of the search are chosen on every second one, from the first
+on, and judged on the others."""
+
+_OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "botorch": {},
+    "fused": {"optimizer": fit_gpytorch_mll_fused},
+}
+_CLEAR = 0.02  # nats a row
+_LEAST_TESTED, _MOST_TESTED = 30, 500
+
+
+def measure_predictions(
+    table: str, n: int, subset: int = 0, *, device: str = "cpu", seconds: float = 2.0
+) -> list[Row]:
+    """Fits of BoTorch's ``SingleTaskGP`` by both optimizers, from the same start on the same rows.
+
+    Args:
+        table: Name of a table.
+        n: Number of training rows.
+        subset: Seed of the random subset of rows.
+        device: The CPU.
+        seconds: Not used: there is one fit of each.
+
+    Returns:
+        One row: of both optimizers the negative log density of test rows (``nll``, in nats) and
+        their root mean square error (``rmse``), for targets of deviation 1 in the training rows,
+        and seconds of processor time. None where fewer than 30 rows are left to test on.
+    """
+    data = load(table)
+    if data.num_data < n + _LEAST_TESTED:
+        return []
+    generator = torch.Generator().manual_seed(1000 * subset + n)
+    order = torch.randperm(data.num_data, generator=generator)[: n + _MOST_TESTED]
+    x, y = data.inputs[order], data.targets[order]
+    x = x[:, x[:n].std(0) > 0]
+    row: Row = {}
+    for label, options in _OPTIMIZERS.items():
+        scores = _predicted_fit(x, y, n, subset, options)
+        row |= {f"{score}_{label}": value for score, value in scores.items()}
+    return [row]
+
+
+def _predicted_fit(
+    x: Tensor, y: Tensor, n: int, seed: int, options: dict[str, Any]
+) -> dict[str, float]:
+    transform = Normalize(x.shape[-1])
+    model = SingleTaskGP(x[:n], y[:n, None], input_transform=transform)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", OptimizationWarning)  # BoTorch tries again
+        torch.manual_seed(seed)  # BoTorch's retries draw
+        start = time.process_time()
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), **options)
+        seconds = time.process_time() - start
+    with torch.no_grad():
+        predicted = model.posterior(x[n:], observation_noise=True)
+        normal = Normal(predicted.mean[:, 0], predicted.variance[:, 0].sqrt())
+    scale = y[:n].std()
+    return {
+        "nll": -float(normal.log_prob(y[n:]).mean() + scale.log()),
+        "rmse": float((normal.mean - y[n:]).square().mean().sqrt() / scale),
+        "seconds": seconds,
+    }
+
+
+def summarize_predictions(rows: pd.DataFrame) -> pd.DataFrame:
+    """The fused fits less BoTorch's own, paired: of all, of both halves of tables, of each n.
+
+    Args:
+        rows: As from :func:`measure_predictions`, with their table, n and subset.
+
+    Returns:
+        A row a group: number of ``fits``; mean difference in ``nll`` and its standard error
+        ``se``; fits that are ``worse`` and ``better`` by more than .02 nats and ``p`` of the
+        two-sided sign test between them; geometric mean of the ratios of RMSEs (``rmse``) and
+        median ratio of processor times (``time``).
+    """
+    chosen = rows["table"].isin(TABLES[::2])
+    groups = {"all": rows, "chosen on": rows[chosen], "judged on": rows[~chosen]}
+    groups |= {f"n = {n}": sized for n, sized in rows.groupby("n")}
+    summaries = []
+    for name, fits in groups.items():
+        if fits.empty:
+            continue
+        change = fits.nll_fused - fits.nll_botorch
+        worse, better = int((change > _CLEAR).sum()), int((change < -_CLEAR).sum())
+        clear = worse + better
+        summaries.append(
+            {
+                "of": name,
+                "fits": len(fits),
+                "nll": change.mean(),
+                "se": change.sem(),
+                "worse": worse,
+                "better": better,
+                "p": binomtest(worse, clear).pvalue if clear else 1.0,
+                "rmse": np.exp(np.log(fits.rmse_fused / fits.rmse_botorch).mean()),
+                "time": (fits.seconds_fused / fits.seconds_botorch).median(),
+            }
+        )
+    return pd.DataFrame(summaries)
+
+
+def measure_loops(
+    function: str, evaluations: int = 50, start: int = 0, restarts: int = 10,
+    raw_samples: int = 512, *, device: str = "cpu", seconds: float = 2.0,
+) -> list[Row]:  # fmt: skip
+    """Loops of a fit of ``SingleTaskGP`` and a search of ``LogExpectedImprovement``.
+
+    Each evaluation fits a new model from its start, as BoTorch's tutorials do.
+
+    Args:
+        function: Name of a test function.
+        evaluations: Their number beside the initial ones.
+        start: Seed of the initial points.
+        restarts: Starts of the acquisition's search.
+        raw_samples: Points that they are chosen from.
+        device: The CPU.
+        seconds: Not used: each loop runs once.
+
+    Returns:
+        A row an optimizer of fits, BoTorch's and ours: seconds in ``fits``, in the ``acquisition``
+        and in both, their ``ratio`` to BoTorch's, and ``regret``: the largest value less the best.
+    """
+    rows: list[Row] = []
+    for name, options in _OPTIMIZERS.items():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(start)  # BoTorch's optimizers draw starts
+            row = _loop(function, evaluations, start, restarts, raw_samples, options)
+        base = rows[0]["total"] if rows else row["total"]
+        rows.append({"method": name, **row, "ratio": row["total"] / base})
+    return rows
+
+
+def _loop(
+    function: str, evaluations: int, seed: int, restarts: int, raw_samples: int, options: Any
+) -> dict[str, float]:
+    problem = make_problem(function)
+    x = initial_points(problem.dim, seed)
+    y = problem.values(x)
+    bounds = torch.tensor([[0.0], [1.0]], dtype=x.dtype).expand(2, problem.dim)
+    fits = acquisition = 0.0
+    with warnings.catch_warnings():  # the best point so far will do
+        warnings.simplefilter("ignore", OptimizationWarning)
+        warnings.simplefilter("ignore", BadInitialCandidatesWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)  # of the acquisition's search
+        for _ in range(evaluations):
+            start = time.perf_counter()
+            model = SingleTaskGP(x, y, outcome_transform=Standardize(1))
+            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), **options)
+            fitted = time.perf_counter()
+            point, _ = optimize_acqf(
+                LogExpectedImprovement(model, y.max()), bounds, 1, restarts, raw_samples
+            )
+            fits += fitted - start
+            acquisition += time.perf_counter() - fitted
+            x, y = torch.cat([x, point]), torch.cat([y, problem.values(point)])
+    return {
+        "fits": fits, "acquisition": acquisition, "total": fits + acquisition,
+        "regret": float(problem.regrets(x).min()),
+    }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks import data
 from benchmarks._options import check_device, check_known, check_positive
-from benchmarks.uci.training import has_fixed_steps, objective_names, optimizer_for, uses_held_out
+from benchmarks.uci.training import objective_names, optimizer_for, uses_held_out
 from gpclml.errors import ArgumentError
 
 __all__ = ["STUDIES", "Product", "left_out_sizes", "make_grid", "named_products", "product_cells"]
@@ -29,7 +29,6 @@ class Product:
     steps: tuple[int, ...] = (300,)
     lr: float = 0.01
     held_out: tuple[float, ...] = (0.1,)
-    trace: bool = False
     dtype: str = "float64"
 
 
@@ -82,7 +81,7 @@ STUDIES: Mapping[str, tuple[Product, ...]] = MappingProxyType(
             ),
             _ablated(("clml",), held_out=(0.25, 0.5, 0.75, 0.9)),
             _ablated(("lml", "clml"), steps=100),
-            Product(_ABLATION, kernels=("deep-bottleneck",), steps=(1000,), trace=True),
+            Product(_ABLATION, kernels=("deep-bottleneck",), steps=(1000,)),
             Product(_ABLATION, kernels=("rbf",)),
         ),
     }
@@ -156,8 +155,7 @@ def product_cells(
     """The cells of a product, without those whose n is above the rows to train on.
 
     A setting that does not decide a cell's result is None (``steps`` and ``lr`` under L-BFGS,
-    ``held_out`` where no share is held out) or False (``trace``), so that a sweep with another
-    value shares the cell.
+    ``held_out`` where no share is held out), so that a sweep with another value shares the cell.
     """
     for name, n, seed, kernel, mean, objective, steps, held_out in itertools.product(
         product.datasets, product.sizes, range(product.seeds), product.kernels, product.means,
@@ -178,7 +176,6 @@ def product_cells(
             "steps": steps if adam else None,
             "lr": product.lr if adam else None,
             "held_out": held_out if uses_held_out(objective) else None,
-            "trace": product.trace and has_fixed_steps(kernel, mean),
             "dtype": product.dtype,
             "device": device,
         }

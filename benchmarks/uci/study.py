@@ -33,7 +33,6 @@ from benchmarks.uci.tables import (
     mean_table,
     published_table,
     seconds_table,
-    steps_table,
     turning_table,
     win_table,
 )
@@ -61,21 +60,11 @@ _ABOUT_TURNS = (
     "The first n at which the mean paired difference in RMSE to the LML is zero or above; `> n` "
     "where there is none up to n."
 )
-_ABOUT_STEPS = (
-    "The first of the steps looked at after which the mean RMSE is no higher than what the LML of "
-    "the same kernel ends with; `-` where there is none."
-)
 
 
 def labelled(done: pandas.DataFrame) -> pandas.DataFrame:
-    """Each fit once, with the columns ``kernel_label`` and ``objective_label``.
-
-    Args:
-        done: Finished cells. A fit is the same with and without a trace.
-    """
+    """Finished cells with the columns ``kernel_label`` and ``objective_label``."""
     done = done.assign(steps=done["steps"].astype("Int64"))  # whole numbers beside missing ones
-    same = [name for name in CONFIGURATION if name != "trace"]
-    done = done.sort_values("trace", kind="stable").drop_duplicates(same, keep="last").sort_index()
     return done.assign(
         kernel_label=labels(done, "kernel", SETTINGS),
         objective_label=labels(done, "objective", ["held_out"]),
@@ -125,9 +114,6 @@ def _tables(done: pandas.DataFrame) -> Iterator[str]:
 
 
 def _costs(done: pandas.DataFrame) -> Iterator[str]:
-    steps = steps_table(done)
-    if len(steps):
-        yield section("Steps to the test error of the LML", _ABOUT_STEPS, table(steps))
     about = "Median over seeds; a first impression, as other processes ran beside."
     yield section("Seconds to train a model", about, table(seconds_table(done)))
 
@@ -187,9 +173,6 @@ def _grid(
         ),
         real_numbers,
     ] = None,
-    trace: Annotated[
-        bool | None, Option("--trace", help="Also record the test RMSE in the course of training.")
-    ] = None,
     dtype: Annotated[
         str | None,
         Option(
@@ -204,7 +187,7 @@ def _grid(
     given = {
         "datasets": datasets, "sizes": n, "seeds": seeds, "objectives": objectives,
         "kernels": kernel, "means": mean, "steps": steps, "lr": lr, "held_out": held_out,
-        "trace": trace, "dtype": dtype,
+        "dtype": dtype,
     }  # fmt: skip
     settings = {name: value for name, value in given.items() if value is not None}
     if grid is None and datasets is None:

@@ -14,7 +14,7 @@ __all__ = [
     "CELL", "JUDGED", "METRICS", "PUBLISHED_MEDIANS", "PUBLISHED_SHARE", "SETTINGS",
     "difference_table", "labels", "less_lml", "less_plain", "mean_table",
     "means", "ordered_objectives", "ordered_rows", "paired_differences", "published_table",
-    "seconds_table", "sign_test", "steps_table", "turning_table", "verdicts", "wide", "win_table",
+    "seconds_table", "sign_test", "turning_table", "verdicts", "wide", "win_table",
 ]  # fmt: skip
 
 CELL = ("dataset", "n", "kernel_label", "objective_label")
@@ -342,31 +342,6 @@ def turning_table(done: pandas.DataFrame) -> pandas.DataFrame:
     table.index = table.index.set_names(["kernel", "objective"])
     table = table.where(table.notna(), "-")
     return table.loc[ordered_rows(table.index, place=1)]
-
-
-def steps_table(done: pandas.DataFrame) -> pandas.DataFrame:
-    """Adam steps to the test error that the LML ends with.
-
-    Args:
-        done: Finished cells with their labels; those that were traced count.
-
-    Returns:
-        As from :func:`benchmarks.uci.tables.wide`: the first of the steps looked at whose
-        mean RMSE over seeds is no higher than the LML's at the end of the same number of
-        steps, ``"-"`` where there is none. Empty without traced cells.
-    """
-    if "rmse_at" not in done:
-        return pandas.DataFrame()
-    traced = done[done["rmse_at"].notna()]
-    long = traced[[*CELL, "objective", "steps_at", "rmse_at"]].explode(["steps_at", "rmse_at"])
-    long["rmse_at"] = long["rmse_at"].astype(float)
-    curves = long.groupby([*CELL, "objective", "steps_at"])["rmse_at"].mean().reset_index()
-    ends = curves[curves["objective"] == "lml"].drop_duplicates(list(CELL), keep="last")
-    goals = ends.set_index(list(CELL[:3]))["rmse_at"].rename("goal")
-    reached = curves.join(goals, on=list(CELL[:3]))
-    reached = reached[reached["rmse_at"] <= reached["goal"]]
-    first = reached.groupby(list(CELL))["steps_at"].min().astype(int)
-    return wide(first) if len(first) else pandas.DataFrame()
 
 
 def seconds_table(done: pandas.DataFrame) -> pandas.DataFrame:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
 
-import torch
-from gpytorch.distributions import MultivariateNormal
-from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from gpytorch.models import ExactGP
 from linear_operator.utils.warnings import NumericalWarning
-from torch import Tensor
 
 from gpclml.conditioning import (
     Conditioning,
@@ -27,76 +20,15 @@ from gpclml.conditioning import (
 )
 from gpclml.errors import UnknownNameError
 from gpclml.fit import fit_mll, fit_networks
-from gpclml.inference.observations import Observations, observations, training_observations
 from gpclml.kernels import DeepKernel
-from gpclml.linalg import take
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
 __all__ = [
-    "DEFAULT_HELD_OUT", "KERNELS", "MEANS", "SubsetMarginalLogLikelihood", "has_fixed_steps",
+    "DEFAULT_HELD_OUT", "KERNELS", "MEANS", "has_fixed_steps",
     "make_objective", "noting_failed_fits", "objective_names", "optimizer_for", "train",
     "uses_held_out",
 ]  # fmt: skip
-
-
-class SubsetMarginalLogLikelihood(ExactMarginalLogLikelihood):
-    """The log marginal likelihood of a random share of the training points, nats per point.
-
-    It tells what redrawing points does from what conditioning on points does: like the
-    conditional log marginal likelihood it sees other points at each call, but it conditions
-    on none of them.
-
-    Args:
-        likelihood: A Gaussian likelihood.
-        model: An exact GP in train mode.
-        share: Share of the points that count, in (0, 1]; at least one point.
-        seed: Seed of the draws.
-
-    Raises:
-        ArgumentError: ``share`` is outside (0, 1].
-    """
-
-    def __init__(
-        self, likelihood: Likelihood, model: ExactGP, share: float, *, seed: int = 0
-    ) -> None:
-        super().__init__(likelihood, model)
-        self.drawing = RandomHoldout(share)
-        self.seed = seed
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def forward(
-        self, function_dist: MultivariateNormal, target: Tensor, *params: Any, **kwargs: Any
-    ) -> Tensor:
-        """The objective on freshly drawn points.
-
-        Args:
-            function_dist: The model's prior at its training inputs, event shape ``(n,)``.
-            target: Training targets, ``(*batch, n)``.
-            *params: Passed on to likelihood and added losses.
-            **kwargs: Passed on to the likelihood.
-
-        Returns:
-            Nats per point drawn, ``(*batch,)``.
-        """
-        data = observations(self.likelihood, function_dist, target, *params, **kwargs)
-        return self._objective(data, self._generator)
-
-    def compute_custom_loss(self, **kwargs: Any) -> Tensor:
-        """The negative objective on the model's own data, at points that stay the same.
-
-        Returns:
-            The loss, ``(*batch,)``.
-        """
-        data = training_observations(cast(ExactGP, self.model), self.likelihood, **kwargs)
-        return -self._objective(data, torch.Generator().manual_seed(self.seed))
-
-    def _objective(self, data: Observations, generator: torch.Generator) -> Tensor:
-        [block] = data.split(self.drawing, generator).held_out
-        rows = block.squeeze(0).to(data.residual.device)
-        density = data.covariance.take(rows).log_density(take(data.residual, rows))
-        terms = self._add_other_terms(torch.zeros_like(density), data.params)
-        return data.per_held_out_target(density, [block]) + terms / data.num_observed()
 
 
 DEFAULT_HELD_OUT = 0.1
@@ -122,6 +54,24 @@ class _ShareOrderings(Conditioning):
         return orderings.split(num_data, generator, observed)
 
 
+class _RandomSubset(Conditioning):
+    """A random share of the points given none: what redrawing does without conditioning.
+
+    Args:
+        share: Share of the points that count, in (0, 1]; at least one point.
+    """
+
+    is_random = True
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def split(self, num_data, generator=None, observed=None, points=None) -> Split:
+        [rows] = RandomHoldout(self.share).held_out(num_data, generator, observed)
+        return Split([rows], rows.new_empty(0))
+
+
 # Of the held-out share and a seed.
 _CONDITIONINGS: dict[str, Callable[[float, int], Conditioning | None]] = {
     "clml": lambda share, seed: None if share == DEFAULT_HELD_OUT else RandomHoldout(share),
@@ -129,15 +79,15 @@ _CONDITIONINGS: dict[str, Callable[[float, int], Conditioning | None]] = {
     "clml-folds": lambda share, seed: KFold(10),
     "clml-orderings": lambda share, seed: _ShareOrderings(share),
     "lml": lambda share, seed: LastPoints(m=0),
+    "lml-subset": lambda share, seed: _RandomSubset(1 - share),
     "loo": lambda share, seed: LeaveOneOut(),
 }
-_SUBSET = "lml-subset"
-_WITH_SHARE = ("clml", "clml-fixed", "clml-orderings", _SUBSET)
+_WITH_SHARE = ("clml", "clml-fixed", "clml-orderings", "lml-subset")
 
 
 def objective_names() -> tuple[str, ...]:
     """Names that ``make_objective`` knows, sorted."""
-    return tuple(sorted((*_CONDITIONINGS, _SUBSET)))
+    return tuple(sorted(_CONDITIONINGS))
 
 
 def uses_held_out(name: str) -> bool:
@@ -147,7 +97,7 @@ def uses_held_out(name: str) -> bool:
 
 def make_objective(
     name: str, model: GPRegression, *, held_out: float | None = None, seed: int = 0
-) -> ExactMarginalLogLikelihood:
+) -> ConditionalMarginalLogLikelihood:
     """The objective of that name for a model; all share one code path and differ in blocks.
 
     - ``"lml"``: the log marginal likelihood, every point held out;
@@ -174,8 +124,6 @@ def make_objective(
     if name not in objective_names():
         raise UnknownNameError("objective", name, objective_names())
     share = DEFAULT_HELD_OUT if held_out is None else held_out
-    if name == _SUBSET:
-        return SubsetMarginalLogLikelihood(model.likelihood, model, 1 - share, seed=seed)
     conditioning = _CONDITIONINGS[name](share, seed)
     return ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=seed)
 
@@ -225,7 +173,6 @@ def train(
     steps: int | None,
     lr: float | None,
     seed: int = 0,
-    after_step: Callable[[int], None] | None = None,
 ) -> tuple[int, str]:
     """Fits the model of an objective in place, without a progress bar.
 
@@ -238,8 +185,6 @@ def train(
         steps: Number of Adam steps, at most; not used by L-BFGS, which stops by itself.
         lr: Learning rate of Adam; not used by L-BFGS.
         seed: Seed of the folds of cross-validation.
-        after_step: Called with the number of steps done after each step of a model that
-            :func:`has_fixed_steps`; it must leave the model as it is.
 
     Returns:
         The number of steps, and why the fit ended early, if it did.
@@ -248,21 +193,8 @@ def train(
     if any(isinstance(module, DeepKernel) and module.residual for module in mll.modules()):
         stopped = fit_networks(mll, seed=seed, progress=False, **options)
         return stopped.steps[stopped.chosen], stopped.message
-    method = optimizer if after_step is None else _watched_adam(after_step)
-    fit = fit_mll(mll, method, progress=False, **options)
+    fit = fit_mll(mll, optimizer, progress=False, **options)
     return len(fit.history), fit.message if fit.problem in _ENDED_EARLY else ""
-
-
-def _watched_adam(after_step: Callable[[int], None]) -> Callable[..., torch.optim.Optimizer]:
-    """Adam that tells the number of its steps after each of them."""
-
-    def make(parameters: Any, lr: float) -> torch.optim.Optimizer:
-        count = itertools.count(1)
-        adam = torch.optim.Adam(parameters, lr=lr)
-        adam.register_step_post_hook(lambda *_: after_step(next(count)))
-        return adam
-
-    return make
 
 
 @contextmanager

@@ -58,7 +58,7 @@ results = {
 # ## The best value so far
 #
 # The optimum is -0.398. How much time a fit takes depends on the machine; `python -m
-# benchmarks.speed.loops` measures it.
+# benchmarks.speed run --study loops` measures it.
 fig, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
 for style, (name, (_, y, _)) in zip(("-", "--"), results.items(), strict=True):
     axes.plot(problem.optimal_value - y.cummax(0).values[:, 0], style, label=name)

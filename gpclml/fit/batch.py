@@ -44,9 +44,9 @@ def suggest_batch_size(
 ) -> int:
     """How many models of a size it pays to fit together; 1: fit them one by one.
 
-    On a CPU the number follows measurements on one core (``python -m benchmarks.speed.fits``). On a
-    GPU it is limited by memory and by 256 models; from a hundred on, larger batches hardly fit more
-    models per second (``python -m benchmarks.gpu studies``).
+    On a CPU the number follows measurements on one core (``python -m benchmarks.speed run --study
+    batches``). On a GPU it is limited by memory and by 256 models; from a hundred on, larger
+    batches hardly fit more models per second (``benchmarks/gpu/results``).
 
     Args:
         num_data: Number of data points n of each model.

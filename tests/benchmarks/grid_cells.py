@@ -1,10 +1,16 @@
-"""Cell functions that the runner's tests share; importable by their worker processes."""
+"""Cell functions that the runner's tests share; importable by their worker processes.
+
+As a script it runs a sweep: ``grid_cells.py FUNCTION GRID.json PATH JOBS``. The process says
+``ready`` when all is imported and starts at a line on stdin.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -20,32 +26,21 @@ def wait_for(condition, seconds=600):
 
 
 def cholesky_cell(cell: dict) -> dict:
-    """Log-determinants of seeded covariances."""
+    """Log-determinants of a seeded covariance, as soon as a gate, if any, is above the seed."""
+    if "gate" in cell:
+        wait_for(lambda: cell["seed"] < int(Path(cell["gate"]).read_text()))
     generator = torch.Generator().manual_seed(cell["seed"])
-    values = []
-    for _ in range(2):
-        root = torch.randn(cell["num_data"], cell["num_data"], generator=generator)
-        covariance = root @ root.mT + cell["noise"] * torch.eye(cell["num_data"])
-        values.append(torch.linalg.cholesky(covariance).diagonal().log().sum())
+    root = torch.randn(100, 100, generator=generator)
+    value = torch.linalg.cholesky(root @ root.mT + torch.eye(100)).diagonal().log().sum()
     return {
-        "log_determinant": torch.stack(values).double().mean(),
-        "spread": math.nan if cell["seed"] % 7 == 0 else torch.stack(values).std(),
+        "log_determinant": value.double(),
+        "spread": math.nan if cell["seed"] % 7 == 0 else value / 100,
         "threads": torch.get_num_threads(),
     }
 
 
-def cholesky_grid(count: int) -> list[dict]:
-    return [{"seed": seed, "num_data": 400, "noise": 0.1} for seed in range(count)]
-
-
-def gated_cell(cell: dict) -> dict:
-    """As ``cholesky_cell``, as soon as the number in a file is above the seed."""
-    wait_for(lambda: cell["seed"] < int(Path(cell["gate"]).read_text()))
-    return cholesky_cell(cell)
-
-
-def gated_grid(gate: Path, count: int) -> list[dict]:
-    return [cell | {"gate": str(gate)} for cell in cholesky_grid(count)]
+def cholesky_batch(cells: list[dict]) -> list[dict]:
+    return [cholesky_cell(cell) for cell in cells]
 
 
 def counted_cell(cell: dict) -> dict:
@@ -53,71 +48,7 @@ def counted_cell(cell: dict) -> dict:
     with open(cell["log"], "a") as log:
         log.write(f"{cell['seed']}\n")
     time.sleep(0.1)
-    return {"square": cell["seed"] ** 2, "process": "" if cell["quiet"] else os.getpid()}
-
-
-def faulty_cell(cell: dict) -> dict:
-    """Fails at odd seeds as long as the fix is missing."""
-    if cell["seed"] % 2 and not Path(cell["fix"]).exists():
-        raise ZeroDivisionError(f"seed {cell['seed']}")
-    return {"half": cell["seed"] / 2}
-
-
-def interrupted_cell(cell: dict) -> dict:
-    """Ctrl-C comes in the fourth cell as long as the fix is missing."""
-    if cell["seed"] == 3 and not Path(cell["fix"]).exists():
-        raise KeyboardInterrupt
-    return {"half": cell["seed"] / 2}
-
-
-def crashing_cell(cell: dict) -> dict:
-    """One cell takes its process down, as the system does when memory runs out."""
-    if cell["seed"] == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {"half": cell["seed"] / 2}
-
-
-def returned_cell(cell: dict) -> object:
-    """Returns what the cell asks for, be it metrics or not."""
-    kinds = {
-        "list": [1.0],
-        "clash": {"kind": 1.0},
-        "object": {"rmse": object()},
-        "exit": {"rmse": 0.0},
-        "tensor": {"rmse": torch.tensor(0.1), "curve": torch.arange(3)},
-    }
-    if cell["kind"] == "exit":
-        raise SystemExit(3)
-    return kinds[cell["kind"]]
-
-
-def lethal_cell(cell: dict) -> dict:
-    """As ``cholesky_cell``; the cells named lethal take their worker down, once or always.
-
-    Each run leaves a plus in a file.
-    """
-    marker = Path(cell["folder"]) / f"{cell['seed']}"
-    first = not marker.exists()
-    with open(marker, "a") as runs:
-        runs.write("+")
-    if cell["lethal"] == "always" or (cell["lethal"] == "once" and first):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return cholesky_cell({"seed": cell["seed"], "num_data": 400, "noise": 0.1})
-
-
-def lethal_grid(folder: Path, count: int, lethal: int, when: str = "once") -> list[dict]:
-    return [
-        {"seed": seed, "folder": str(folder), "lethal": when if seed == lethal else "no"}
-        for seed in range(count)
-    ]
-
-
-def cholesky_batch(cells: list[dict]) -> list[dict]:
-    return [cholesky_cell(cell) for cell in cells]
-
-
-def gated_batch(cells: list[dict]) -> list[dict]:
-    return [gated_cell(cell) for cell in cells]
+    return {"square": cell["seed"] ** 2}
 
 
 def counted_batch(cells: list[dict]) -> list[dict]:
@@ -125,6 +56,18 @@ def counted_batch(cells: list[dict]) -> list[dict]:
     with open(cells[0]["log"] + ".batches", "a") as log:
         log.write(f"{len(cells)}\n")
     return [counted_cell(cell) for cell in cells]
+
+
+def faulty_cell(cell: dict) -> dict:
+    """Fails at odd seeds as long as the fix is missing; a seed of 4 is Ctrl-C, of 6 an exit."""
+    if not Path(cell["fix"]).exists():
+        if cell["seed"] % 2:
+            raise ZeroDivisionError(f"seed {cell['seed']}")
+        if cell["seed"] == 4:
+            raise KeyboardInterrupt
+        if cell["seed"] == 6:
+            raise SystemExit(3)
+    return {"half": cell["seed"] / 2}
 
 
 def faulty_batch(cells: list[dict]) -> list:
@@ -138,40 +81,46 @@ def faulty_batch(cells: list[dict]) -> list:
     return answers
 
 
-def returned_batch(cells: list[dict]) -> list:
-    return [returned_cell(cell) for cell in cells]
+def returned_cell(cell: dict) -> object:
+    """Returns what the cell asks for, be it metrics or not."""
+    return {
+        "list": [1.0],
+        "clash": {"kind": 1.0},
+        "object": {"rmse": object()},
+        "tensor": {"rmse": torch.tensor(0.1), "curve": torch.arange(3)},
+    }[cell["kind"]]
 
 
 def raising_batch(cells: list[dict]) -> list[dict]:
     raise ZeroDivisionError("all of them")
 
 
-def exiting_batch(cells: list[dict]) -> list[dict]:
-    raise SystemExit(3)
-
-
 def short_batch(cells: list[dict]) -> list[dict]:
     return [{}] * (len(cells) - 1)
 
 
-def empty_batch(cells: list[dict]) -> None:
-    """Forgets to return its answers."""
-
-
-def crashing_batch(cells: list[dict]) -> list[dict]:
-    """As ``counted_batch``; one batch takes its process down."""
-    if any(cell["seed"] == 2 for cell in cells):
+def lethal_cell(cell: dict) -> dict:
+    """The cells named lethal take their worker down, once or always; each run leaves a plus."""
+    marker = Path(cell["folder"]) / f"{cell['seed']}"
+    first = not marker.exists()
+    with open(marker, "a") as runs:
+        runs.write("+")
+    if cell["lethal"] == "always" or (cell["lethal"] == "once" and first):
         os.kill(os.getpid(), signal.SIGKILL)
-    return counted_batch(cells)
-
-
-def interrupted_batch(cells: list[dict]) -> list[dict]:
-    return [interrupted_cell(cell) for cell in cells]
+    return cholesky_cell({"seed": cell["seed"]})
 
 
 def environment_cell(cell: dict) -> dict:
     return {"values": [os.environ.get(name) for name in cell["names"]]}
 
 
-def lethal_batch(cells: list[dict]) -> list[dict]:
-    return [lethal_cell(cell) for cell in cells]
+if __name__ == "__main__":
+    import grid_cells
+
+    from benchmarks.runner import run_grid
+
+    name, grid, path, jobs = sys.argv[1:]
+    cells = json.loads(Path(grid).read_text())
+    print("ready", flush=True)
+    sys.stdin.readline()
+    run_grid(cells, getattr(grid_cells, name), path, progress=False, jobs=int(jobs))

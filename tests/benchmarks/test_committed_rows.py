@@ -63,6 +63,6 @@ def test_a_fit():
     cell = {
         "dataset": "boston", "device": "cpu", "dtype": "float64", "held_out": None,
         "kernel": "rbf", "lr": None, "mean": "constant", "n": 100, "objective": "lml",
-        "optimizer": "lbfgs", "seed": 1, "steps": None, "trace": False,
+        "optimizer": "lbfgs", "seed": 1, "steps": None,
     }  # fmt: skip
     check(run_fit, cell, "uci/results/baselines.csv.gz")

@@ -1,23 +1,43 @@
-"""The few-shot benchmark: digits end to end, its baselines, and what it refuses."""
+"""The few-shot benchmark: digits end to end, how models are trained, and what is refused."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
-import pandas
 import pytest
 import torch
 from PIL import Image
+from torch.testing import assert_close
 from typer.testing import CliRunner
 
-from benchmarks.dkt import studies
+from benchmarks.dkt import cells, studies
 from benchmarks.dkt.__main__ import app
-from benchmarks.dkt.cells import nearest_neighbour_accuracy, plain_gp_scores
-from benchmarks.dkt.studies import STUDIES, study_named
+from benchmarks.dkt.cells import (
+    conditioning,
+    label,
+    nearest_neighbour_accuracy,
+    plain_gp_scores,
+    run_cell,
+    run_together,
+    train_baseline,
+)
+from benchmarks.dkt.published import (
+    ClassModels,
+    compare_with_published,
+    published_model,
+    train_class_models,
+)
+from benchmarks.dkt.regression import SETTINGS, _train, measure_setting
+from benchmarks.dkt.studies import STUDIES, Sources, study_named
 from benchmarks.dkt.study import make_grid
 from benchmarks.runner import load_results
-from gpclml.errors import ArgumentError, UnknownNameError
-from gpclml.meta import Episodes
+from gpclml.conditioning import LastPoints, RandomHoldout
+from gpclml.errors import NonFiniteError, UnknownNameError
+from gpclml.inference import evaluating
+from gpclml.meta import DeepKernelTransfer, Episodes, ImageTasks
+from gpclml.meta.deep_kernel_transfer import make_kernel
+from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 LINE = "run --study digits --shots 1 --kernels cosine,pixels --seeds 2 --steps 3 --test-tasks 5"
 
@@ -62,13 +82,6 @@ def test_numbers_of_ways_are_told_apart(tmp_path):
     text = invoke("report", tmp_path / "a.sqlite").stdout
     assert "digits | 2 | 1 | pixels | - |" in text
     assert "digits | 4 | 1 | pixels | - |" in text
-
-
-def test_a_table_of_all_cells(path, tmp_path):
-    assert invoke(f"report --csv {tmp_path / 'a.csv.gz'}", path).exit_code == 0
-    table = pandas.read_csv(tmp_path / "a.csv.gz", comment="#")
-    assert len(table) == 2 * 3
-    assert {"study", "seed", "accuracy", "interval", "nll"} <= set(table)
 
 
 def test_what_the_conditional_objective_changes(tmp_path):
@@ -174,6 +187,9 @@ def test_studies_without_files(name):
         ("run --study digits --shots 400", "shots + queries: got 415"),
         ("run --study digits --shots one", "shots: got 'one'"),
         ("run --study digits --lr 0", "lr: got 0.0"),
+        ("run --study digits --ways 5", "ways: got 5, expected at most the 4 classes"),
+        ("run --study periodic --ways 4", "ways: got 4, expected none for periodic"),
+        ("run --study periodic --kernels maml", "kernels: got maml, expected kernels or pixels"),
         ("run --study digits --device gpu", "device: got 'gpu'"),
     ],
 )
@@ -184,8 +200,152 @@ def test_bad_input_is_told_before_anything_runs(line, text, tmp_path):
     assert not (tmp_path / "a.sqlite").exists()
 
 
-def test_bad_numbers():
-    with pytest.raises(ArgumentError, match="seeds"):
-        make_grid(["digits"], seeds=0)
-    with pytest.raises(UnknownNameError, match="study"):
-        make_grid(["rotations"])
+@pytest.fixture
+def validated(monkeypatch):
+    """The study of digits with its test tasks to choose a look by, and a look every third step."""
+
+    def sources(shots, seed):
+        digits = STUDIES["digits"].sources(shots, seed)
+        return Sources(digits.train, studies.digits(shots, seed + 50).test, digits.test)
+
+    study = dataclasses.replace(STUDIES["digits"], sources=sources)
+    monkeypatch.setattr(studies, "STUDIES", {**STUDIES, "validated": study, "again": study})
+    monkeypatch.setattr(cells, "LOOK_EVERY", 3)
+    monkeypatch.setattr(cells, "VALIDATION_TASKS", 10)
+
+
+@pytest.mark.usefixtures("validated")
+@pytest.mark.parametrize("kernel", ["batch-norm-cosine", "prototypes"])
+def test_studies_are_tested_on_one_training_and_tempered(kernel):
+    grid = make_grid(
+        ["validated", "again"], shots=(1,), kernels=[kernel], objectives=["clml"], seeds=1,
+        steps=10, test_tasks=30,
+    )  # fmt: skip
+    assert len({label(cell) for cell in grid}) == 1
+    first, again = run_together(grid)
+    assert first == again
+    alone = run_cell(grid[0])
+    assert {**alone, "train_seconds": 0} == {**first, "train_seconds": 0}
+    assert first["best_step"] in (3, 6, 9, 10)
+    assert first["tempered_nll"] < first["nll"]
+
+
+def test_what_is_computed_together():
+    def cell(**settings):
+        usual = {"study": "omniglot-part", "shots": 1, "seed": 0, "kernel": "linear"}
+        return usual | settings
+
+    assert label(cell()) == label(cell(study="omniglot-part-to-mnist"))
+    for settings in ({"seed": 3}, {"shots": 5}, {"study": "digits"}):
+        assert label(cell()) != label(cell(**settings))
+
+
+@pytest.mark.parametrize("kernel", ["linear-transfer", "maml", "matching", "prototypes", "pixels"])
+def test_baselines_are_cells(kernel):
+    [cell] = make_grid(["digits"], shots=(1,), kernels=[kernel], seeds=1, steps=4, test_tasks=20)
+    assert cell["objective"] is None
+    assert run_cell(cell)["accuracy"] > 0.45  # chance is a third
+
+
+def test_a_baseline_keeps_the_first_of_equal_looks_and_the_last_where_nothing_validates(validated):
+    [cell] = make_grid(["digits"], shots=(1,), kernels=["matching"], seeds=1, steps=5)
+    sources = study_named("digits").sources(1, 0)
+
+    class Fixed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(()))
+
+        def loss(self, episodes):
+            return self.weight.expand(len(episodes.query_x))
+
+        def log_probabilities(self, episodes):
+            shape = (*episodes.query_y.shape, episodes.ways)
+            return torch.full(shape, -math.log(episodes.ways))
+
+    for validation, step, moved in ((sources.test, 3, 3), (None, 5, 5)):
+        model = Fixed()
+        assert train_baseline(model, sources.train, validation, cell) == step
+        assert float(model.weight.detach()) == pytest.approx(-moved * cell["lr"], rel=1e-3)
+    with pytest.raises(NonFiniteError, match="at step 2"):
+        train_baseline(Fixed(), sources.train, None, cell | {"lr": math.inf})
+
+
+def test_what_objectives_hold_out():
+    tasks = study_named("digits").sources(1, 0).train
+    half = conditioning("clml-half", tasks)
+    assert isinstance(half, RandomHoldout)
+    assert half.fraction == 0.5
+    assert conditioning("lml", tasks).split(9).held_out[0].numel() == 9
+    held_out = conditioning("clml", tasks).split(9).held_out[0]
+    assert held_out.flatten().tolist() == [3, 4, 5, 6, 7, 8]  # all but three support points
+
+
+def test_settings_of_the_regression_comparison():
+    table = measure_setting("short tasks", "rbf", steps=3, seeds=2, test_tasks=3)
+    assert list(table["objective"]) == ["lml", "clml", "clml-half"]
+    assert table["mse less LML"][0] == "+0.000 ± 0.000"
+    assert table["nll less LML"][1] != "+0.000 ± 0.000"
+    with pytest.raises(UnknownNameError, match="setting"):
+        measure_setting("study's", "rbf", 1, 2, 1)
+    model = _train(SETTINGS["and no mean"], "rbf", "clml", 1, 1)
+    near = pytest.approx(math.log(2), abs=2e-3)  # a step of Adam moves by its rate
+    assert float(model.likelihood.noise.detach()) == near
+    assert float(model.covar_module.outputscale.detach()) == near
+    assert float(model.mean_module.constant.detach()) == 0
+    model = _train(SETTINGS["and no mean"], "rbf", "lml", 1, 1)
+    assert float(model.mean_module.constant.detach()) != 0
+    model = _train(SETTINGS["study"], "rbf", "lml", 1, 1)
+    assert float(model.likelihood.noise.detach()) == pytest.approx(0.1, abs=1e-3)
+
+
+def pictures():
+    images = torch.rand(60, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    return ImageTasks(images, torch.arange(6).repeat_interleave(10), shots=1, queries=3)
+
+
+same_data = pytest.mark.filterwarnings("ignore:The input matches the stored training data")
+
+
+@same_data
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_from_one_start_the_published_loss_and_predictions_are_ours(kernel):
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 64)).double()
+    theirs = ClassModels(network, 5, lambda: make_kernel(kernel, 64)).double()
+    ours = DeepKernelTransfer(network, kernel).double()
+    task = pictures().draw([0]).to(torch.float64)
+    mll = ConditionalMarginalLogLikelihood(ours.likelihood, ours, LastPoints(m=0))
+    assert_close(theirs.loss(task), -mll(*ours.prior(task)).mean())
+    with torch.no_grad(), evaluating(theirs):
+        theirs.condition(task)
+        expected = ours.predict(task).mean[0].argmax(0)
+        assert theirs.classes(task.query_x[0]).tolist() == expected.tolist()
+
+
+@same_data
+def test_the_published_model_of_cosines():
+    """Features have length one; the noise stays and everything else is trained."""
+    model = published_model("batch-norm-cosine", 5, seed=0)
+    images = pictures().draw([0]).query_x[0]
+    assert_close(model.features(images).norm(dim=1), torch.ones(15))
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    train_class_models(model, pictures(), steps=2)
+    still = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
+    ends = ("likelihood.noise_covar.raw_noise", "covar_module.base_kernel.raw_variance")
+    fixed = {f"gps.models.{way}.{end}" for way in range(5) for end in ends}
+    assert {name for name in still if name.startswith("gps")} == fixed
+    assert not any(name.startswith("network") for name in still)
+
+
+@same_data
+def test_rows_of_a_comparison_with_the_published_method(monkeypatch):
+    sources = Sources(pictures(), None, pictures())
+    made = dataclasses.replace(STUDIES["digits"], sources=lambda *_: sources)
+    monkeypatch.setattr(studies, "STUDIES", {**STUDIES, "made": made})
+    table = compare_with_published("cosine", 0, 1, 2, 2, ("made", "made"))
+    assert list(table["study"]) == ["made", "made"]
+    scores = table[["published", "ours, LML", "ours, CLML"]].to_numpy()
+    assert (scores[0] == scores[1]).all()
+    assert ((scores >= 0) & (scores <= 100)).all()
+    with pytest.raises(UnknownNameError, match="kernel"):
+        compare_with_published("cosin", 0, 1, 2, 2, ("made",))

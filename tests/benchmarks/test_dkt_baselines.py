@@ -14,7 +14,7 @@ from benchmarks.dkt.baselines import (
     evaluate_baseline,
     fit_linear_layers,
 )
-from benchmarks.dkt.together import ClassifiedImages
+from benchmarks.dkt.cells import ClassifiedImages
 from gpclml.meta import ConvBlocks, Episodes, ImageTasks
 
 TASKS, WAYS, SHOTS, QUERIES = 2, 3, 2, 4

@@ -1,3 +1,5 @@
+"""The results file: what is written returns, is never mixed or half there, or is refused."""
+
 import math
 import os
 import sqlite3
@@ -9,7 +11,6 @@ import time
 import pytest
 
 from benchmarks.runner import load_commands, load_failures, load_results
-from benchmarks.runner.cells import Cell, done_row, failed_row
 from benchmarks.runner.results import open_results
 from gpclml.errors import ArgumentError, DataError
 
@@ -20,12 +21,16 @@ def store(path, version="v1", function="module:cell", command=None):
     return open_results(path, {"function": function, "code_version": version, **VERSIONS}, command)
 
 
-def done(key, metrics=None, configuration='{"seed":1}'):
-    return done_row(Cell(str(key), configuration), metrics or {"rmse": 1.0}, 0.5)
+def done(key, metrics=None, **configuration):
+    return {
+        "key": str(key), "configuration": configuration or {"seed": 1}, "seconds": 0.5,
+        "metrics": metrics or {"rmse": 1.0},
+    }  # fmt: skip
 
 
-def failed(key, message="no", configuration='{"seed":1}'):
-    return failed_row(Cell(str(key), configuration), ValueError(message), 0.5)
+def failed(key, message):
+    texts = {"_error_type": "ValueError", "_error_message": message, "_traceback": ""}
+    return {"key": key, "configuration": {"seed": 1}, "seconds": 0.5, "error": texts}
 
 
 @pytest.fixture
@@ -33,70 +38,68 @@ def path(tmp_path):
     return tmp_path / "results.sqlite"
 
 
-def execute(path, statement, *parameters):
+def execute(path, *statements):
     with sqlite3.connect(path) as connection:
-        rows = connection.execute(statement, parameters).fetchall()
+        for statement in statements:
+            connection.execute(statement)
     connection.close()
-    return rows
 
 
-def test_numbers_return_exactly(path):
+def test_numbers_return_exactly_with_where_they_come_from(path):
     floats = [0.1, 1 / 3, 5e-324, -0.0, 1.7976931348623157e308, math.inf, -math.inf, math.nan]
+    before = time.time()
     with store(path) as results:
+        assert load_results(path).empty
+        assert load_failures(path).empty
         for index, value in enumerate(floats):
-            results.record([done(index, {"value": value}, f'{{"index":{index}}}')])
+            results.record([done(index, {"value": value}, index=index)])
     table = load_results(path)
     assert list(table.columns) == ["index", "value"]
     packed = [struct.pack("d", value) for value in table["value"]]
     assert packed == [struct.pack("d", value) for value in floats]
+    row = load_results(path, provenance=True).iloc[0]
+    expected = {"seconds": 0.5, "function": "module:cell", "code_version": "v1", "torch": "1.0"}
+    assert {name: row[f"_{name}"] for name in expected} == expected
+    assert before <= row["_finished_at"] <= time.time()
 
 
 def test_columns_of_unlike_cells_are_joined(path):
     with store(path) as results:
-        results.record([done("a", {"rmse": 1.5}, '{"model":"gp","seed":1}')])
-        results.record([done("b", {"nll": 2.5}, '{"depth":3,"model":"dkl"}')])
+        results.record([done("a", {"rmse": 1.5}, model="gp", seed=1)])
+        results.record([done("b", {"nll": 2.5}, depth=3, model="dkl")])
     table = load_results(path)
     assert list(table.columns) == ["depth", "model", "seed", "nll", "rmse"]
     assert list(table["model"]) == ["dkl", "gp"]
     assert table["nll"].isna().tolist() == [False, True]
 
 
-def test_no_rows_make_an_empty_table(path):
-    with store(path):
-        pass
-    assert load_results(path).empty
-    assert load_failures(path).empty
-
-
-def test_provenance_is_there_on_request(path):
-    before = time.time()
-    with store(path) as results:
-        results.record([done("a")])
-    row = load_results(path, provenance=True).iloc[0]
-    assert row["_seconds"] == 0.5
-    assert row["_function"] == "module:cell"
-    assert row["_code_version"] == "v1"
-    assert row["_torch"] == "1.0"
-    assert before <= row["_finished_at"] <= time.time()
-
-
-def test_versions_of_the_code_are_not_mixed(path):
-    for version, value in [("v2", 2), ("v1", 1)]:
-        with store(path, version) as results:
+def test_versions_of_the_code_are_not_mixed_nor_their_commands(path):
+    for version, value, command in [
+        ("v2", 2, "old"),
+        ("v1", 1, "b"),
+        ("v1", 1, "a"),
+        ("v1", 1, "b"),
+    ]:
+        with store(path, version, command=command) as results:
             results.record([done(f"a {version}", {"rmse": value})])
     with store(path, "w", "module:other") as results:
-        results.record([done("b", {"rmse": 9}, '{"seed":2}')])
+        results.record([done("b", {"rmse": 9}, seed=2)])
     assert load_results(path)["rmse"].tolist() == [1, 9]
+    assert load_commands(path) == ["b", "a"]
 
 
-def test_a_failure_gives_way_to_a_result(path):
+def test_a_failure_gives_way_to_a_result_and_rows_are_written_together(path):
     with store(path) as results:
-        results.record([failed("a", "first")])
+        with pytest.raises(TypeError):
+            results.record([done("a"), None])
+        assert results.stored() == {}
+        results.record([failed("a", "first"), done("b", seed=2)])
         results.record([failed("a", "second")])
+        assert results.stored() == {"a": "failed", "b": "done"}
         assert load_failures(path)["_error_message"].tolist() == ["second"]
         results.record([done("a")])
     assert load_failures(path).empty
-    assert len(load_results(path)) == 1
+    assert len(load_results(path)) == 2
 
 
 CUT_OFF = """
@@ -112,8 +115,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
 def test_a_transaction_cut_off_by_a_kill_is_undone(path):
     with store(path) as results:
-        for key in "abc":
-            results.record([done(key, configuration=f'{{"key":"{key}"}}')])
+        results.record([done(key, name=key) for key in "abc"])
     before = path.read_bytes()
     subprocess.run([sys.executable, "-c", CUT_OFF, str(path)])
     assert path.read_bytes() != before
@@ -129,87 +131,55 @@ def test_a_link_to_a_file_that_is_not_there_yet_stays_one(path):
     assert len(load_results(path)) == 1
 
 
-def test_outcomes_are_written_together_or_not_at_all(path):
-    with store(path) as results:
-        with pytest.raises(TypeError):
-            results.record([done("a"), None])
-        assert results.stored() == {}
-        results.record([done("a"), failed("b")])
-        assert results.stored() == {"a": "done", "b": "failed"}
-
-
-def test_one_process_writes_a_file_at_a_time(path):
-    with store(path), pytest.raises(DataError, match="another run is writing"), store(path):
-        pass
-    with store(path):
-        pass
-
-
 def _text(path):
     path.write_text("seed,rmse\n1,2\n")
-    return path
 
 
 def _foreign(path):
     execute(path, "CREATE TABLE results (key TEXT)")
-    return path
 
 
-def _newer(path):
-    with store(path):
-        pass
-    execute(path, "PRAGMA user_version = 99")
-    return path
+def _layout(number):
+    def make(path):
+        with store(path):
+            pass
+        execute(path, f"PRAGMA user_version = {number}")
 
-
-def _older(path):
-    with store(path):
-        pass
-    execute(path, "DROP TABLE commands")
-    execute(path, "PRAGMA user_version = 5")
-    return path
+    return make
 
 
 def _cut(path):
     with store(path) as results:
         results.record([done(key, {"curve": [0.1] * 999}) for key in range(9)])
     path.write_bytes(path.read_bytes()[:9000])
-    return path
-
-
-def _missing_folder(path):
-    return path.parent / "gone" / "results.sqlite"
-
-
-UNUSABLE = [
-    (lambda path: path.parent, ArgumentError, "Name a file in it"),
-    (_text, DataError, "not a database"),
-    (_foreign, DataError, "not a file of benchmark results"),
-    (_newer, DataError, "layout 99"),
-    (_older, DataError, "layout 5, this code has layout 6"),
-    (_cut, DataError, "malformed|damaged"),
-]
 
 
 @pytest.mark.parametrize(
     ("make", "error", "fix"),
-    [*UNUSABLE, (_missing_folder, ArgumentError, "Create the folder")],
+    [
+        (lambda path: path.mkdir(), ArgumentError, "Name a file in it"),
+        (_text, DataError, "not a database"),
+        (_foreign, DataError, "not a file of benchmark results"),
+        (_layout(99), DataError, "layout 99"),
+        (_layout(5), DataError, "layout 5, this code has layout 6"),
+        (_cut, DataError, "malformed|damaged"),
+    ],
 )
-def test_unusable_files_are_refused(path, make, error, fix):
-    unusable = make(path)
-    with pytest.raises(error, match=fix) as caught, store(unusable):
+def test_unusable_files_are_refused_and_not_read(path, make, error, fix):
+    make(path)
+    with pytest.raises(error, match=fix) as caught, store(path):
         pass
-    assert str(unusable) in str(caught.value)
+    assert str(path) in str(caught.value)
+    with pytest.raises(error, match=fix):
+        load_results(path)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "fix"), [*UNUSABLE, (_missing_folder, DataError, "Run the sweep")]
-)
-def test_unusable_files_are_not_read(path, make, error, fix):
-    unusable = make(path)
-    with pytest.raises(error, match=fix) as caught:
-        load_results(unusable)
-    assert str(unusable) in str(caught.value)
+def test_a_missing_folder_is_named(path):
+    gone = path.parent / "gone" / "results.sqlite"
+    with pytest.raises(ArgumentError, match="Create the folder"), store(gone):
+        pass
+    with pytest.raises(DataError, match="Run the sweep"):
+        load_results(gone)
 
 
 @pytest.mark.parametrize("protected", ["file", "folder"])
@@ -228,17 +198,3 @@ def test_write_protected_files_are_refused_but_read(path, protected):
         assert load_results(path)["rmse"].tolist() == [1.0]
     finally:
         target.chmod(mode)
-
-
-def test_commands_of_the_latest_code_are_kept_once(path):
-    def run(command, version, key):
-        with store(path, version, command=command) as results:
-            results.record([done(key)])
-
-    run(None, "v0", "by no command")
-    assert load_commands(path) == []
-    run("old", "v0", "old")
-    assert load_commands(path) == ["old"]
-    for command in ("b", "a", "b"):
-        run(command, "v2", f"of {command}")
-    assert load_commands(path) == ["b", "a"]

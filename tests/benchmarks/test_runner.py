@@ -1,19 +1,33 @@
+"""Grids of cells: what is computed, kept, computed again; batches, workers, kills, interrupts."""
+
+from __future__ import annotations
+
 import contextlib
+import json
 import math
 import os
+import random
+import signal
 import sqlite3
+import subprocess
 import sys
+from pathlib import Path
 
 import grid_cells
 import pandas
 import pytest
 import torch
+from grid_cells import wait_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from benchmarks.runner import load_failures, load_results, run_grid
-from benchmarks.runner.results import open_results
+from benchmarks.runner import Batches, load_failures, load_results, run_grid
+from benchmarks.runner.grid import cell_key
+from benchmarks.runner.results import canonical_json
 from gpclml.errors import ArgumentError, DataError
 
-ABOUT = {"function": "module:cell", "code_version": "v1"}
+HERE = Path(__file__).parent
+posix = pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
 
 
 @pytest.fixture
@@ -21,97 +35,114 @@ def path(tmp_path):
     return tmp_path / "results.sqlite"
 
 
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "log"
+
+
 def run(cells, function, path, **options):
     return run_grid(cells, function, path, **{"progress": False} | options)
 
 
+def seeds(count, **settings):
+    return [{"seed": seed, **{name: str(v) for name, v in settings.items()}} for seed in count]
+
+
+def undisturbed(cells, function, path):
+    """The table of the cells computed one after the other in this process."""
+    run(cells, function, path.with_name("undisturbed.sqlite"))
+    return load_results(path.with_name("undisturbed.sqlite"))
+
+
+def same(table, other):
+    pandas.testing.assert_frame_equal(table, other, check_exact=True)
+
+
+def batches(function, size=4):
+    """Batches of all cells alike but for their seed."""
+    return Batches(function, lambda cell: str(cell | {"seed": 0}), lambda cell: size)
+
+
 def test_results_are_those_of_the_function(path):
-    grid = grid_cells.cholesky_grid(3)
-    summary = run(grid, grid_cells.cholesky_cell, path)
+    grid = seeds(range(3))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        summary = run(grid, grid_cells.cholesky_cell, path)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
     assert (summary.total, summary.computed, summary.complete) == (3, 3, True)
     table = load_results(path)
-    assert list(table.columns) == [
-        "noise", "num_data", "seed", "log_determinant", "spread", "threads",
-    ]  # fmt: skip
+    assert list(table.columns) == ["seed", "log_determinant", "spread", "threads"]
+    assert table["threads"].tolist() == [1] * 3
     for cell, (_, row) in zip(grid, table.iterrows(), strict=True):
         expected = grid_cells.cholesky_cell(cell)
         assert row["seed"] == cell["seed"]
-        assert row["log_determinant"] == expected["log_determinant"].item()
-        assert math.isnan(row["spread"]) or row["spread"] == expected["spread"].item()
+        assert row["log_determinant"] == pytest.approx(expected["log_determinant"].item())
+        assert math.isnan(row["spread"]) == (cell["seed"] == 0)
 
 
-def test_done_cells_are_not_computed_again(path, tmp_path):
-    log = tmp_path / "log"
-    cells = [{"seed": seed, "log": str(log), "quiet": True} for seed in (1, 2, 1)]
+def test_done_cells_are_not_computed_again(path, log):
+    cells = seeds([1, 2, 1], log=log)
     assert run(cells, grid_cells.counted_cell, path).computed == 2
-    summary = run([*cells, {**cells[0], "seed": 3}], grid_cells.counted_cell, path)
+    summary = run([*cells, *seeds([3], log=log)], grid_cells.counted_cell, path)
     assert (summary.total, summary.computed, summary.skipped) == (3, 1, 2)
     assert log.read_text().split() == ["1", "2", "3"]
-
-
-def test_edited_sources_are_computed_again(path, tmp_path, monkeypatch):
-    module, cells = tmp_path / "some_source.py", [{"seed": 1, "fix": str(tmp_path / "fix")}]
-    monkeypatch.syspath_prepend(tmp_path)
-    for text in ("A = 1", "A = 2"):
-        module.write_text(text)
-        assert run(cells, grid_cells.faulty_cell, path, sources=("some_source",)).failed == 1
-    assert len(load_failures(path)) == 1
+    with pytest.raises(ArgumentError, match="at least one"):
+        run([], grid_cells.counted_cell, path)
 
 
 def test_a_docstring_leaves_results_valid_and_a_statement_does_not(path, tmp_path, monkeypatch):
-    module = tmp_path / "some_cells.py"
-    module.write_text("def cell(configuration):\n    return {}\n")
+    """Of the cell function's module, of that of batches, and of what sources name."""
+    text = "def cell(c):\n    return {}\n\ndef batch(cells):\n    return [{}] * len(cells)\n"
+    module, source = tmp_path / "some_cells.py", tmp_path / "some_source.py"
+    module.write_text(text)
+    source.write_text("A = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     import some_cells
 
-    assert run([{"seed": 1}], some_cells.cell, path).computed == 1
-    text = 'def cell(configuration):\n    """Makes nothing."""\n    return {}  # at all\n'
-    module.write_text(text)
-    assert run([{"seed": 1}], some_cells.cell, path).skipped == 1
-    module.write_text(text.replace("{}", "{'a': 1}"))
-    assert run([{"seed": 1}], some_cells.cell, path).computed == 1
+    some = batches(some_cells.batch)
+    options = [
+        (some_cells.cell, {}),
+        (grid_cells.lethal_cell, {"batches": some}),
+        (grid_cells.lethal_cell, {"batches": some, "sources": ["some_source"]}),
+    ]
+    for number, (function, more) in enumerate(options):
+        cells = [{"seed": 2 * number}, {"seed": 2 * number + 1}]
+        edited = source if "sources" in more else module
+        for change, computed in (("", 2), ("# a comment\n", 0), (f"B = {number}\n", 2)):
+            edited.write_text(edited.read_text() + change)
+            assert run(cells, function, path, **more).computed == computed
 
 
 def test_failures_are_kept_and_retried_when_asked(path, tmp_path):
     fix = tmp_path / "fix"
-    cells = [{"seed": seed, "fix": str(fix)} for seed in range(4)]
+    cells = seeds([0, 1, 2, 3, 6], fix=fix)
     summary = run(cells, grid_cells.faulty_cell, path)
-    assert (summary.computed, summary.failed, summary.complete) == (2, 2, False)
+    assert (summary.computed, summary.failed, summary.complete) == (2, 3, False)
     failures = load_failures(path)
-    assert failures["seed"].tolist() == [1, 3]
-    assert failures["_error_type"].tolist() == ["ZeroDivisionError"] * 2
-    assert failures["_error_message"].tolist() == [f"seed {seed}" for seed in (1, 3)]
+    assert failures["seed"].tolist() == [1, 3, 6]
+    assert failures["_error_type"].tolist() == ["ZeroDivisionError"] * 2 + ["SystemExit"]
+    assert failures["_error_message"].tolist() == ["seed 1", "seed 3", "3"]
     assert failures["_traceback"].str.contains("faulty_cell").all()
-
+    for _ in range(2):  # a lasting failure is retried once a run
+        assert run(cells, grid_cells.faulty_cell, path, retry_failed=True).failed == 3
     fix.touch()
     summary = run(cells, grid_cells.faulty_cell, path)
-    assert (summary.computed, summary.skipped, summary.failed_before) == (0, 2, 2)
-    assert "2 failed" in str(summary)
+    assert (summary.computed, summary.skipped, summary.failed_before) == (0, 2, 3)
+    assert "3 failed" in str(summary)
     summary = run(cells, grid_cells.faulty_cell, path, retry_failed=True)
-    assert (summary.computed, summary.complete) == (2, True)
-    assert load_results(path)["half"].tolist() == [0.0, 0.5, 1.0, 1.5]
+    assert (summary.computed, summary.complete) == (3, True)
     assert load_failures(path).empty
-
-
-def test_a_lasting_failure_is_retried_once_a_run(path, tmp_path):
-    cells = [{"seed": 1, "fix": str(tmp_path / "fix")}]
-    for _ in range(3):
-        assert run(cells, grid_cells.faulty_cell, path, retry_failed=True).failed == 1
-        assert len(load_failures(path)) == 1
 
 
 @pytest.mark.parametrize(
     ("kind", "error"),
-    [
-        ("list", "ArgumentError"),
-        ("clash", "ArgumentError"),
-        ("object", "TypeError"),
-        ("exit", "SystemExit"),
-    ],
+    [("list", "ArgumentError"), ("clash", "ArgumentError"), ("object", "TypeError")],
 )
 def test_unusable_metrics_are_failures(path, kind, error):
-    cells = [{"kind": kind}, {"kind": "tensor"}]
-    summary = run(cells, grid_cells.returned_cell, path)
+    summary = run([{"kind": kind}, {"kind": "tensor"}], grid_cells.returned_cell, path)
     assert (summary.computed, summary.failed) == (1, 1)
     assert load_failures(path)["_error_type"].tolist() == [error]
     row = load_results(path).iloc[0]
@@ -119,93 +150,105 @@ def test_unusable_metrics_are_failures(path, kind, error):
     assert row["curve"] == [0, 1, 2]
 
 
-def test_interrupt_keeps_what_ended(path, tmp_path, capfd):
+@pytest.mark.parametrize("more", [{}, {"batches": batches(grid_cells.faulty_batch, 2)}])
+def test_interrupt_keeps_what_ended(path, tmp_path, capfd, more):
     fix = tmp_path / "fix"
-    cells = [{"seed": seed, "fix": str(fix)} for seed in range(6)]
+    cells = seeds([0, 2, 4, 8], fix=fix)
     with pytest.raises(KeyboardInterrupt):
-        run(cells, grid_cells.interrupted_cell, path)
+        run(cells, grid_cells.faulty_cell, path, **more)
     message = capfd.readouterr().err
-    assert "3 of 6 cells are saved" in message
+    assert "2 of 4 cells are saved" in message
     assert "resume" in message
     fix.touch()
-    summary = run(cells, grid_cells.interrupted_cell, path)
-    assert (summary.computed, summary.skipped) == (3, 3)
-
-
-def test_a_cell_has_one_thread(path):
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        run(grid_cells.cholesky_grid(1), grid_cells.cholesky_cell, path)
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-    assert load_results(path)["threads"].tolist() == [1]
+    summary = run(cells, grid_cells.faulty_cell, path, **more)
+    assert (summary.computed, summary.skipped) == (2, 2)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_environment_is_set_for_cells_alone(path, monkeypatch, jobs):
+def test_workers_and_batches_give_the_same_table_in_their_environment(path, monkeypatch, jobs):
+    grid = seeds(range(7))
+    summary = run(
+        grid, grid_cells.cholesky_cell, path, jobs=jobs, batches=batches(grid_cells.cholesky_batch)
+    )
+    assert (summary.computed, summary.complete) == (7, True)
+    same(load_results(path), undisturbed(grid, grid_cells.cholesky_cell, path))
     monkeypatch.setenv("GPCLML_TEST", "before")
     cells = [{"names": ["GPCLML_TEST", "GPCLML_TEST_NEW"]}]
     variables = {"GPCLML_TEST": "a", "GPCLML_TEST_NEW": "b"}
-    run(cells, grid_cells.environment_cell, path, jobs=jobs, environment=variables)
-    assert load_results(path)["values"].tolist() == [["a", "b"]]
+    other = path.with_name("other.sqlite")
+    run(cells, grid_cells.environment_cell, other, jobs=jobs, environment=variables)
+    assert load_results(other)["values"].tolist() == [["a", "b"]]
     assert os.environ["GPCLML_TEST"] == "before"
     assert "GPCLML_TEST_NEW" not in os.environ
 
 
-def test_numbers_do_not_depend_on_the_number_of_jobs(path, tmp_path):
-    grid = grid_cells.cholesky_grid(12)
-    run(grid, grid_cells.cholesky_cell, path)
-    summary = run(grid, grid_cells.cholesky_cell, tmp_path / "pooled.sqlite", jobs=2)
-    assert summary.computed == 12
-    pandas.testing.assert_frame_equal(
-        load_results(path), load_results(tmp_path / "pooled.sqlite"), check_exact=True
-    )
+def test_a_batch_computes_what_is_missing(path, log):
+    grid, function = seeds(range(10), log=log), grid_cells.counted_cell
+    alone = batches(grid_cells.counted_batch, 1)
+    assert run(grid[1:3], function, path, batches=alone).computed == 2
+    assert not log.with_name("log.batches").exists()
+    summary = run(grid, function, path, batches=batches(grid_cells.counted_batch))
+    assert (summary.computed, summary.skipped) == (8, 2)
+    assert log.with_name("log.batches").read_text().split() == ["4", "4"]
+    assert sorted(map(int, log.read_text().split())) == list(range(10))
+    seconds = load_results(path, provenance=True).set_index("seed")["_seconds"]
+    assert seconds[3] == seconds[0]  # equal shares of one batch
 
 
-def test_a_cell_whose_worker_was_lost_is_computed_again(path, tmp_path):
-    grid = grid_cells.lethal_grid(tmp_path, 8, lethal=3)
-    summary = run(grid, grid_cells.lethal_cell, path, jobs=2)
-    assert (summary.computed, summary.complete) == (8, True)
-    undisturbed = tmp_path / "undisturbed.sqlite"
-    run(grid, grid_cells.lethal_cell, undisturbed)
-    pandas.testing.assert_frame_equal(
-        load_results(path), load_results(undisturbed), check_exact=True
-    )
+def test_batches_are_of_one_label_full_and_in_order(path, log):
+    cells = [cell | {"n": n} for cell, n in zip(seeds(range(5), log=log), "57557", strict=True)]
+    some = Batches(grid_cells.counted_batch, lambda c: c["n"], lambda c: 2)
+    run(cells, grid_cells.counted_cell, path, batches=some)
+    assert log.read_text().split() == ["0", "2", "1", "4", "3"]
 
 
-def test_a_cell_that_costs_its_workers_is_computed_four_times(path, tmp_path):
-    grid = grid_cells.lethal_grid(tmp_path, 4, lethal=1, when="always")
-    summary = run(grid, grid_cells.lethal_cell, path, jobs=2)
-    assert (summary.computed, summary.failed) == (3, 1)
-    assert load_failures(path)["seed"].tolist() == [1]
-    assert load_failures(path)["_error_type"].tolist() == ["TerminatedWorkerError"]
-    assert (tmp_path / "1").read_text() == "+" * 4
-    assert max(len((tmp_path / str(seed)).read_text()) for seed in (0, 2, 3)) <= 2
+def test_one_cell_of_a_batch_may_fail(path, tmp_path):
+    fix = tmp_path / "fix"
+    cells, some = seeds(range(4), fix=fix), batches(grid_cells.faulty_batch)
+    summary = run(cells, grid_cells.faulty_cell, path, batches=some)
+    assert (summary.computed, summary.failed) == (2, 2)
+    assert load_failures(path)["seed"].tolist() == [1, 3]
+    assert load_failures(path)["_traceback"].str.contains("faulty_cell").all()
+    fix.touch()
+    summary = run(cells, grid_cells.faulty_cell, path, batches=some, retry_failed=True)
+    assert (summary.computed, summary.skipped) == (2, 2)
 
 
-def test_a_second_run_on_an_open_file_is_refused_before_any_cell(path, tmp_path):
-    log = tmp_path / "log"
-    cells = [{"seed": 1, "log": str(log), "quiet": True}]
-    link = tmp_path / "link.sqlite"
-    link.symlink_to(path)
-    with open_results(path, ABOUT):
-        for name in (path, link):
-            with pytest.raises(DataError, match=r"another run is writing.*Wait") as caught:
-                run(cells, grid_cells.counted_cell, name)
-            assert str(name) in str(caught.value)
-        assert load_results(path).empty  # it may be read meanwhile
-    assert not log.exists()
-    assert run(cells, grid_cells.counted_cell, link).complete
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [(grid_cells.raising_batch, "all of them"), (grid_cells.short_batch, "is shorter")],
+)
+def test_the_cells_of_a_failed_batch_are_computed_alone(path, log, capfd, function, message):
+    grid = seeds(range(6), log=log)
+    summary = run(grid, grid_cells.counted_cell, path, batches=batches(function, 3))
+    assert (summary.computed, summary.complete) == (6, True)
+    assert "3 cells failed and is computed cell by cell" in (told := capfd.readouterr().err)
+    assert message in told
+    assert sorted(map(int, log.read_text().split())) == list(range(6))
+
+
+@posix
+@pytest.mark.parametrize("when", ["once", "always"])
+def test_a_lost_worker(path, tmp_path, when):
+    """What it had is computed again; one that is lost again and again ends the run."""
+    grid = [cell | {"lethal": "no"} for cell in seeds(range(6), folder=tmp_path)]
+    grid[3]["lethal"] = when
+    if when == "once":
+        assert run(grid, grid_cells.lethal_cell, path, jobs=2).complete
+        same(load_results(path), undisturbed(grid, grid_cells.lethal_cell, path))
+        return
+    with pytest.raises(DataError, match=r"4 workers were lost.*fewer jobs"):
+        run(grid, grid_cells.lethal_cell, path, jobs=2)
+    assert (tmp_path / "3").read_text() == "+" * 4
+    assert set(load_results(path)["seed"]) <= {0, 1, 2, 4, 5}
 
 
 def test_progress_is_shown_on_stderr_when_asked(path, capfd):
-    run(grid_cells.cholesky_grid(2), grid_cells.cholesky_cell, path, progress=True)
+    run(seeds(range(2)), grid_cells.cholesky_cell, path, progress=True)
     shown = capfd.readouterr()
     assert "2/2" in shown.err
     assert shown.out == ""
-    run(grid_cells.cholesky_grid(3), grid_cells.cholesky_cell, path)
+    run(seeds(range(3)), grid_cells.cholesky_cell, path)
     assert capfd.readouterr() == ("", "")
 
 
@@ -214,47 +257,135 @@ def test_progress_is_shown_on_stderr_when_asked(path, capfd):
     [
         ({"jobs": 0}, "jobs"),
         ({"sources": ("no_such_module",)}, "sources"),
+        ({"batches": batches(lambda cells: [])}, "import"),
+        ({"address": "tcp://127.0.0.1:1"}, r"address.*distributed.*pip install"),
     ],
 )
-def test_bad_arguments_are_refused(path, options, match):
-    with pytest.raises(ArgumentError, match=match):
-        run(grid_cells.cholesky_grid(1), grid_cells.cholesky_cell, path, **options)
-    assert not path.exists()
-
-
-def test_a_cluster_needs_its_package(path, monkeypatch):
+def test_bad_arguments_are_refused(path, monkeypatch, options, match):
     monkeypatch.setitem(sys.modules, "distributed", None)  # as if it were not installed
-    with pytest.raises(ArgumentError, match=r"address.*distributed.*pip install"):
-        run(
-            grid_cells.cholesky_grid(1), grid_cells.cholesky_cell, path, address="tcp://127.0.0.1:1"
-        )
+    with pytest.raises(ArgumentError, match=match):
+        run(seeds([1]), grid_cells.cholesky_cell, path, **options)
     assert not path.exists()
 
 
-def _text(path):
-    path.write_text("seed,rmse\n")
-    return path
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+values = scalars | st.lists(scalars, max_size=3) | st.dictionaries(st.text(), scalars, max_size=3)
+configurations = st.dictionaries(st.text(max_size=5), values, max_size=5)
 
 
-def _other_schema(path):
-    run(grid_cells.cholesky_grid(1), grid_cells.cholesky_cell, path)
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    return path
+@settings(deadline=None, max_examples=60)
+@given(configurations, configurations, st.randoms(use_true_random=False))
+def test_a_key_is_that_of_its_settings_whatever_their_order(cell, other, random):
+    pairs = list(cell.items())
+    random.shuffle(pairs)
+    assert cell_key(dict(pairs), "v") == cell_key(cell, "v") != cell_key(cell, "w")
+    equal = canonical_json(cell) == canonical_json(other)
+    assert (cell_key(cell, "v") == cell_key(other, "v")) == equal
 
 
 @pytest.mark.parametrize(
-    "unusable",
-    [
-        _text,
-        _other_schema,
-        lambda path: path.parent,
-        lambda path: path / "gone" / "results.sqlite",
-    ],
+    ("value", "other"), [(1, 1.0), (1, True), (0.0, -0.0), (None, "null"), ("1", 1), ([], {})]
 )
-def test_unusable_results_file_stops_before_any_cell(path, tmp_path, unusable):
-    log = tmp_path / "log"
-    cells = [{"seed": 1, "log": str(log), "quiet": True}]
-    with pytest.raises((ArgumentError, DataError)):
-        run(cells, grid_cells.counted_cell, unusable(path))
-    assert not log.exists()
+def test_a_key_tells_look_alikes_apart(value, other):
+    assert cell_key({"a": value}, "v") != cell_key({"a": other}, "v")
+
+
+@contextlib.contextmanager
+def sweep(cells, function, path, jobs):
+    """A sweep in a process group of its own, ready to start."""
+    folders = [str(HERE), str(HERE.parents[1]), os.environ["PYTHONPATH"]]
+    grid = path.with_suffix(".json")
+    grid.write_text(json.dumps(cells))
+    process = subprocess.Popen(
+        [sys.executable, HERE / "grid_cells.py", function.__name__, grid, path, str(jobs)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "ready\n", process.stderr.read()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def rows(path):
+    """Number of rows, or 0 before the file is made."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True)) as connection:
+            return connection.execute("SELECT count(*) FROM results").fetchone()[0]
+    except sqlite3.OperationalError:
+        return 0
+
+
+def group_lives(group):
+    """Whether a process of a process group still runs."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group and fields[0] not in "ZX":
+                return True
+    return False
+
+
+@posix
+@pytest.mark.slow
+def test_five_times_killed_a_sweep_gives_the_undisturbed_table(path, tmp_path):
+    moments, gate, saved = random.Random(3), tmp_path / "gate", [0]
+    grid = seeds(range(50), gate=gate)
+    for jobs, target in [(1, "group"), (2, "driver"), (1, "group"), (2, "group"), (1, "driver")]:
+        # Eight more cells may end, of which the kill comes after some; the rest wait at the gate.
+        gate.write_text(str(saved[-1] + 8))
+        enough = saved[-1] + moments.randint(jobs - 1, 5)
+        with sweep(grid, grid_cells.cholesky_cell, path, jobs) as process:
+            wait_for(lambda enough=enough: rows(path) >= enough)
+            (os.killpg if target == "group" else os.kill)(process.pid, signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+            saved.append(rows(path))
+            if target == "driver" and sys.platform.startswith("linux"):
+                wait_for(lambda group=process.pid: not group_lives(group))
+    assert saved == sorted(saved)
+    assert 0 < saved[-1] < len(grid)
+    gate.write_text(str(len(grid)))
+    summary = run(grid, grid_cells.cholesky_cell, path, jobs=2)
+    assert (summary.skipped, summary.computed) == (saved[-1], len(grid) - saved[-1])
+    same(load_results(path), undisturbed(grid, grid_cells.cholesky_cell, path))
+
+
+@posix
+def test_a_second_run_is_refused_until_the_first_is_killed(path, tmp_path):
+    gate = tmp_path / "gate"
+    grid = seeds(range(4), gate=gate)
+    gate.write_text("2")
+    link = tmp_path / "link.sqlite"
+    link.symlink_to(path)
+    with sweep(grid, grid_cells.cholesky_cell, path, 2) as process:
+        wait_for(lambda: rows(path) == 2)
+        for name in (path, link):
+            with pytest.raises(DataError, match=rf"{name}: another run is writing.*Wait"):
+                run(grid, grid_cells.cholesky_cell, name)
+        assert len(load_results(path)) == 2  # it may be read meanwhile
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        gate.write_text("4")
+        summary = run(grid, grid_cells.cholesky_cell, link)
+    assert (summary.skipped, summary.computed) == (2, 2)
+
+
+@posix
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_saves_what_ended(path, log, jobs):
+    with sweep(seeds(range(1000), log=log), grid_cells.counted_cell, path, jobs) as process:
+        wait_for(lambda: rows(path) > 2)
+        os.killpg(process.pid, signal.SIGINT)
+        _, message = process.communicate(timeout=600)
+    saved = rows(path)
+    assert process.returncode != 0
+    assert f"{saved} of 1000 cells are saved in {path}" in message
+    assert "resume" in message
+    assert 2 < saved < 1000

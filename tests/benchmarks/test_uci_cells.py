@@ -1,4 +1,3 @@
-import math
 import warnings
 
 import pytest
@@ -6,14 +5,26 @@ import torch
 
 from benchmarks.data import load
 from benchmarks.uci import cells
-from benchmarks.uci.cells import run_cell, training_rows
+from benchmarks.uci.cells import (
+    batch_label,
+    most_in_batch,
+    run_cell,
+    run_cells,
+    training_rows,
+)
 from benchmarks.uci.grid import Product, make_grid
-from benchmarks.uci.training import make_objective, optimizer_for, train
-from gpclml.conditioning import KFold, RandomHoldout
+from benchmarks.uci.training import (
+    make_objective,
+    objective_names,
+    optimizer_for,
+    train,
+    uses_held_out,
+)
+from gpclml.conditioning import KFold, RandomHoldout, RandomOrderings
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.fit import FitWarning, fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.mlls.fixed_loss import fixed_loss
+from gpclml.mlls.fixed_loss import fixed_loss, fresh_loss
 from gpclml.models import GPRegression
 
 
@@ -33,7 +44,7 @@ def small_model():
 @pytest.mark.parametrize(
     "cell",
     [
-        *grid(objectives=("clml",), kernels=("deep-bottleneck",), trace=True),
+        *grid(objectives=("clml",), kernels=("deep-bottleneck",)),
         *grid(objectives=("loo",), kernels=("deep",)),
         *grid(objectives=("clml",), kernels=("rbf",), sizes=(80,)),
     ],
@@ -46,19 +57,6 @@ def test_a_cell_is_the_same_each_time(cell):
     second = run_cell(cell)
     assert first.pop("train_seconds") > 0 < second.pop("train_seconds")
     assert second == first
-
-
-def test_a_trace_leaves_the_fit_as_it_is():
-    [plain] = grid(objectives=("clml",), kernels=("deep-bottleneck",), steps=(60,))
-    [traced] = grid(objectives=("clml",), kernels=("deep-bottleneck",), steps=(60,), trace=True)
-    [half] = grid(objectives=("clml",), kernels=("deep-bottleneck",), steps=(25,))
-    metrics, expected = run_cell(traced), run_cell(plain)
-    assert metrics.pop("steps_at") == [25, 50, 60]
-    at_25, _, at_60 = metrics.pop("rmse_at")
-    del metrics["train_seconds"], expected["train_seconds"]
-    assert metrics == expected
-    assert at_60 == metrics["rmse"]
-    assert at_25 == run_cell(half)["rmse"]
 
 
 def test_metrics_are_in_units_of_all_targets():
@@ -122,26 +120,6 @@ def test_lml_is_the_exact_marginal_likelihood():
     assert value.item() == pytest.approx(expected.log_prob(model.train_targets).item() / 30)
 
 
-@pytest.mark.parametrize(
-    ("share", "fresh", "fixed"),
-    [
-        (0.1, RandomHoldout(0.1), KFold(10)),
-        (0.3, RandomHoldout(0.3), RandomHoldout(0.3)),
-    ],
-)
-def test_clml_holds_out_the_share(share, fresh, fixed):
-    model = small_model()
-    mll = make_objective("clml", model, held_out=share, seed=7)
-    output = model(*model.train_inputs)
-
-    def value(conditioning):
-        reference = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=7)
-        return reference(output, model.train_targets)
-
-    assert torch.equal(fixed_loss(mll), -value(fixed))
-    assert torch.equal(mll(output, model.train_targets), value(fresh))
-
-
 def test_networks_are_trained_by_adam_and_others_by_a_line_search():
     assert {kernel: optimizer_for(kernel, "constant") for kernel in ("rbf", "deep")} == {
         "rbf": "lbfgs",
@@ -156,40 +134,87 @@ def test_networks_are_trained_by_adam_and_others_by_a_line_search():
 
 def test_unused_settings_do_not_tell_cells_apart():
     rbf = grid(kernels=("rbf",))
-    assert grid(kernels=("rbf",), steps=(9, 10), lr=0.1, trace=True) == rbf
+    assert grid(kernels=("rbf",), steps=(9, 10), lr=0.1) == rbf
     assert [cell["held_out"] for cell in rbf] == [None, 0.1]
     deep = grid(kernels=("deep",))
-    assert [(cell["steps"], cell["lr"], cell["trace"]) for cell in deep] == [(5, 0.01, False)] * 2
+    assert [(cell["steps"], cell["lr"]) for cell in deep] == [(5, 0.01)] * 2
     assert grid(kernels=("deep",), steps=(9,)) != deep
-
-
-def test_objectives_with_a_share_are_expanded_over_shares():
     cells = grid(objectives=("lml", "clml", "clml-folds"), held_out=(0.1, 0.5), kernels=("rbf",))
     assert [(cell["objective"], cell["held_out"]) for cell in cells] == [
         ("lml", None), ("clml", 0.1), ("clml", 0.5), ("clml-folds", None),
     ]  # fmt: skip
+    assert grid(objectives=("lml",), held_out=(0.001,))  # which uses none
+
+
+def density_of_rows(model, rows):
+    prior = model.likelihood(model(*model.train_inputs))
+    covariance = prior.covariance_matrix[rows][:, rows]
+    normal = torch.distributions.MultivariateNormal(prior.mean[rows], covariance)
+    return normal.log_prob(model.train_targets[rows])
+
+
+def test_the_subset_likelihood_is_that_of_its_rows_with_its_gradients():
+    model = small_model()
+    mll = make_objective("lml-subset", model, held_out=0.2, seed=3)
+    value = mll(model(*model.train_inputs), model.train_targets)
+    [rows] = RandomHoldout(0.8).held_out(30, torch.Generator().manual_seed(3))
+    expected = density_of_rows(model, rows.squeeze(0)) / 24
+    assert value.item() == pytest.approx(expected.item(), rel=1e-10)
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(value, parameters)
+    for gradient, other in zip(gradients, torch.autograd.grad(expected, parameters), strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-8, atol=1e-10)
+    start = -mll.compute_custom_loss().item()
+    assert start == -mll.compute_custom_loss().item()  # fixed for a line search
+    assert fit_mll(mll, progress=False).objective > start
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    ("name", "share", "conditioning"),
     [
-        ({"sizes": (100, 399)}, "n: got 399 for diabetes, expected 2 to 398"),
-        ({"sizes": (1,)}, "n: got 1 for diabetes"),
-        ({"seeds": 0}, "seeds: got 0"),
-        ({"steps": (5, 0)}, "steps: got 0"),
-        ({"lr": math.inf}, "lr: got inf"),
-        ({"held_out": (0.1, 1.0)}, "held_out: got 1.0, expected shares between 0 and 1"),
-        ({"held_out": (0.0,)}, "held_out: got 0.0"),
-        ({"held_out": (0.01,)}, "held_out: got 0.01, which holds out 0 of n = 40"),
-        ({"held_out": (0.99,)}, "held_out: got 0.99, which holds out 40 of n = 40"),
-        ({"datasets": ("boson",)}, "datasets: got 'boson'.*Did you mean 'boston'"),
-        ({"objectives": ("cmll",)}, "objectives: got 'cmll'.*Did you mean 'clml'"),
+        ("clml", 0.1, RandomHoldout(0.1)),
+        ("clml", 0.3, RandomHoldout(0.3)),
+        ("clml-fixed", 0.2, RandomHoldout(0.2, seed=7)),
+        ("clml-folds", 0.2, KFold(10)),
+        ("clml-orderings", 0.2, RandomOrderings(5, 24)),
     ],
 )
-def test_settings_are_checked_before_anything_runs(changes, text):
-    with pytest.raises(ArgumentError, match=text):
-        grid(**changes)
+def test_what_is_held_out(name, share, conditioning):
+    model = small_model()
+    mll = make_objective(name, model, held_out=share, seed=7)
+    output = model(*model.train_inputs)
+    reference = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=7)
+    for _ in range(2):
+        assert torch.equal(mll(output, model.train_targets), reference(output, model.train_targets))
+    if name == "clml" and share == 0.1:
+        folds = ConditionalMarginalLogLikelihood(model.likelihood, model, KFold(10), seed=7)
+        assert torch.equal(fixed_loss(mll), -folds(output, model.train_targets))
 
 
-def test_no_share_is_asked_of_objectives_without_one():
-    assert grid(objectives=("lml",), held_out=(0.001,))
+@pytest.mark.parametrize("name", objective_names())
+def test_only_redrawn_objectives_change_from_call_to_call(name):
+    mll = make_objective(name, small_model())
+    changes = abs(fresh_loss(mll).item() - fresh_loss(mll).item()) > 1e-12
+    assert changes == (name not in ("lml", "loo", "clml-fixed"))
+    assert uses_held_out(name) == (name in ("clml", "clml-fixed", "clml-orderings", "lml-subset"))
+
+
+def test_metrics_of_a_batch_are_those_of_the_cells_alone():
+    together = grid(objectives=("lml", "clml", "lml-subset"), kernels=("deep-bottleneck",), seeds=2)
+    together.append({**together[0], "n": 10**6})
+    *answers, bad = run_cells(together)
+    assert isinstance(bad, ArgumentError)
+    for cell, answer in zip(together, answers, strict=False):
+        alone = run_cell(cell)
+        assert answer.keys() == alone.keys()
+        for name in alone.keys() - {"train_seconds"}:
+            assert answer[name] == pytest.approx(alone[name], rel=1e-6, abs=1e-8), name
+
+
+def test_only_cells_with_a_fixed_number_of_adam_steps_are_batched():
+    cells = grid(kernels=("deep-bottleneck", "deep", "rbf"))
+    assert {cell["kernel"] for cell in cells if most_in_batch(cell) > 1} == {"deep-bottleneck"}
+    assert {most_in_batch({**cell, "n": 700}) for cell in cells} == {1}
+    shares = grid(kernels=("deep-bottleneck",), held_out=(0.1, 0.5), seeds=2)
+    assert len({batch_label(cell) for cell in shares}) == 3
+    assert len({batch_label({**cell, "device": "cuda"}) for cell in shares}) == 1

@@ -1,11 +1,7 @@
-import contextlib
 import os
 import shlex
-import shutil
-import sqlite3
 
 import matplotlib
-import pandas
 import pytest
 import torch
 from table_files import register, smooth_rows, write_table
@@ -78,27 +74,6 @@ def test_report_names_what_made_it(path):
     assert "device cpu" in header[3]
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
-def test_rows_read_back(path, name, tmp_path):
-    for file in (tmp_path / name, tmp_path / f"again-{name}"):
-        assert invoke("report", "--results", path, "--csv", file).exit_code == 0
-    assert (tmp_path / name).read_bytes() == (tmp_path / f"again-{name}").read_bytes()
-    rows = pandas.read_csv(tmp_path / name, comment="#")
-    cells = load_results(path)
-    assert set(rows.columns) == set(cells.columns)
-    for column in ("dataset", "n", "seed", "objective", "kernel"):
-        assert rows[column].tolist() == cells[column].tolist()
-    metrics = ["rmse", "nll", "crps", "coverage_95", "train_objective", "noise", "num_steps"]
-    assert (abs(rows[metrics] / cells[metrics] - 1) < 1e-5).all(axis=None)
-
-
-def test_rows_say_what_made_them(path, tmp_path):
-    invoke("report", "--results", path, "--csv", tmp_path / "rows.csv")
-    about = [line for line in (tmp_path / "rows.csv").read_text().splitlines() if line[0] == "#"]
-    assert about[0].startswith("# python -m benchmarks.uci run --datasets diabetes")
-    assert any(f"torch {torch.__version__}" in line for line in about)
-
-
 def test_figure_is_an_image(path, tmp_path):
     backend = matplotlib.rcParams._get_backend_or_none()
     file = tmp_path / "figure.png"
@@ -139,6 +114,10 @@ def test_a_named_grid(tmp_path):
         ("run --datasets diabetes --held-out 0.1,1", "held_out: got 1.0"),
         ("run --datasets diabetes --held-out 0", "held_out: got 0.0"),
         ("run --datasets diabetes --held-out 0.001", "held_out: got 0.001, which holds out 0"),
+        ("run --datasets diabetes --held-out 0.99", "held_out: got 0.99, which holds out 99"),
+        ("run --datasets diabetes --n 1", "n: got 1 for diabetes"),
+        ("run --datasets diabetes --steps 5,0", "steps: got 0"),
+        ("run --datasets diabetes --lr 0", "lr: got 0.0"),
         ("run --datasets diabetes --held-out some", "expected numbers separated by commas"),
         ("run --datasets ,", "datasets: got ','"),
     ],
@@ -150,45 +129,6 @@ def test_what_cannot_run_is_said_in_one_line(line, text, tmp_path):
     assert answer.stderr.startswith("Error: ")
     assert len(answer.stderr.splitlines()) == 1
     assert not (tmp_path / "results.sqlite").exists()
-
-
-def test_a_scheduler_that_does_not_answer(tmp_path):
-    pytest.importorskip("distributed")
-    line = "run --datasets diabetes --n 40 --seeds 1 --address tcp://127.0.0.1:1"
-    answer = invoke(line, "--quiet", "--results", tmp_path / "results.sqlite")
-    assert answer.exit_code == 2
-    assert answer.stderr.startswith("Error: address: got 'tcp://127.0.0.1:1'")
-    assert not (tmp_path / "results.sqlite").exists()
-
-
-def test_results_of_another_schema(path, tmp_path):
-    other = tmp_path / "results.sqlite"
-    shutil.copy(path, other)
-    with contextlib.closing(sqlite3.connect(other)) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    for line in (SWEEP, "report"):
-        answer = invoke(line, "--results", other)
-        assert answer.exit_code == 2
-        assert f"Error: {other}: results in layout 99" in answer.stderr
-        assert len(answer.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("name", ["missing/results.sqlite", "", "notes.txt"])
-@pytest.mark.parametrize("line", [SWEEP, "report"])
-def test_files_that_are_no_results(line, name, tmp_path):
-    (tmp_path / "notes.txt").write_text("Not a results file. " * 100)
-    answer = invoke(line, "--results", tmp_path / name)
-    assert answer.exit_code == 2
-    assert answer.stderr.startswith("Error: ")
-    assert "Traceback" not in answer.output
-
-
-@pytest.mark.parametrize("option", ["--csv", "--figure"])
-def test_outputs_that_cannot_be_written(path, option, tmp_path):
-    file = tmp_path / "missing" / "file.png"
-    answer = invoke("report", "--results", path, option, file)
-    assert answer.exit_code == 2
-    assert f"Error: {file}: cannot be" in answer.stderr
 
 
 def test_a_folder_of_data_is_used_and_forgotten(tmp_path, monkeypatch):

@@ -15,7 +15,6 @@ from benchmarks.uci.tables import (
     means,
     win_table,
 )
-from gpclml.errors import DataError
 
 
 def known_cell(cell):
@@ -39,7 +38,7 @@ def known_cells(steps=300):
                     "dataset": "yacht", "n": 50, "seed": seed, "objective": objective,
                     "kernel": kernel, "mean": "constant", "optimizer": "adam" if adam else "lbfgs",
                     "steps": steps if adam else None, "lr": 0.01 if adam else None,
-                    "held_out": 0.1 if objective == "clml" else None, "trace": False,
+                    "held_out": 0.1 if objective == "clml" else None,
                     "dtype": "float64", "device": "cpu",
                 }  # fmt: skip
 
@@ -100,36 +99,12 @@ def test_sweeps_with_other_settings_are_kept_apart(path):
     assert plain.loc[("yacht", 50, "deep steps=500", "lml"), "mean"] == pytest.approx(0.65)
 
 
-def test_a_traced_fit_counts_once(path):
-    traced = [cell | {"trace": cell["kernel"] == "deep"} for cell in known_cells()]
-    run_grid(traced, known_cell, path, progress=False)
-    assert len(load(path)) == 10
-    assert load(path)["trace"].sum() == 5
-
-
 def test_failed_cells_and_unfinished_fits_are_listed(path):
     text = STUDY.sections(path)
     assert "10 cells done" in text
     assert "2 failed cells:" in text
     assert "- yacht n=50 deep clml seed 2: ValueError: covariance\n" in text
     assert "10 fits ended early" in text
-
-
-def test_a_file_without_finished_cells(tmp_path):
-    cells = [cell for cell in known_cells() if cell["objective"] == "clml" and cell["seed"] == 2]
-    run_grid(cells, known_cell, tmp_path / "a.sqlite", progress=False)
-    with pytest.raises(DataError, match=r"no finished cell.*ValueError: covariance"):
-        STUDY.load(tmp_path / "a.sqlite")
-
-
-def test_results_of_another_benchmark(tmp_path):
-    run_grid([{"kernel": "rbf"}], other_cell, tmp_path / "a.sqlite", progress=False)
-    with pytest.raises(DataError, match="another benchmark"):
-        STUDY.load(tmp_path / "a.sqlite")
-
-
-def other_cell(cell):
-    return {"milliseconds": 1.0}
 
 
 def test_one_seed_has_no_standard_error():

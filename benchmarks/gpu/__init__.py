@@ -1,1 +1,0 @@
-"""What a machine with a GPU is asked, in one command: tests, speed, studies, and a large study."""

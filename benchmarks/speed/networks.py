@@ -1,0 +1,402 @@
+"""Networks: their Laplace evidence, and steps of few-shot training."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import GaussianLikelihood, LikelihoodList, SoftmaxLikelihood
+from gpytorch.mlls import SumMarginalLogLikelihood
+from gpytorch.models import ExactGP, IndependentModelList
+from torch import Tensor
+
+from benchmarks._process import keep_freed_memory
+from benchmarks.dkt.published import published_model
+from benchmarks.speed.timing import FAILED, Row, step_memory, timed
+from gpclml.conditioning import LastPoints
+from gpclml.curvature import Diagonal, FunctionSpace, GaussianWeightPrior, Kronecker
+from gpclml.errors import UnknownNameError
+from gpclml.inference import evaluating
+from gpclml.kernels.networks import MLP
+from gpclml.meta import Conv4, DeepKernelTransfer, Episodes, ImageTasks
+from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
+from gpclml.models import LinearizedNetwork
+
+__all__ = [
+    "EVIDENCE_BASE", "NETWORKS", "PLAIN", "measure_evidence", "measure_few_shot",
+    "measure_training_steps",
+]  # fmt: skip
+
+EVIDENCE_BASE = "kronecker, all points"
+_CLASSES, _BATCH = 10, 250
+
+
+def _mlp() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), MLP([784, 1024, 512, _CLASSES]))
+
+
+def _cnn() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 11, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(11, 22, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(), torch.nn.Linear(22 * 49, _CLASSES),
+    )  # fmt: skip
+
+
+def _lenet() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 6, 5), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(6, 16, 5), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(),
+        torch.nn.Linear(400, 120), torch.nn.ReLU(), torch.nn.Linear(120, 84), torch.nn.ReLU(),
+        torch.nn.Linear(84, _CLASSES),
+    )  # fmt: skip
+
+
+class _Residual(torch.nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(inputs, outputs, 3, stride, padding=1)
+        self.relu = torch.nn.ReLU()
+        self.second = torch.nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.skip = torch.nn.Conv2d(inputs, outputs, 1, stride)
+        self.last = torch.nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.skip(x) + self.second(self.relu(self.first(x))))
+
+
+def _resnet() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), _Residual(16, 16, 1),
+        _Residual(16, 32, 2), _Residual(32, 64, 2), torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(), torch.nn.Linear(64, _CLASSES),
+    )  # fmt: skip
+
+
+NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
+    "mlp": _mlp, "cnn": _cnn, "lenet": _lenet, "resnet": _resnet,
+}  # fmt: skip
+_SHAPES = {"mlp": (1, 28, 28), "cnn": (1, 28, 28), "lenet": (3, 32, 32), "resnet": (3, 32, 32)}
+
+
+def measure_evidence(
+    network: str, n: int = 1000, memory: bool = False, others: bool = True,
+    *, device: str = "cpu", seconds: float = 2.0,
+) -> list[Row]:  # fmt: skip
+    """Time of the evidence with its gradient in the precisions of all parameter tensors.
+
+    Images of 28 x 28 pixels, in colour of 32 x 32 for the last two; ten classes, a softmax,
+    float32; curvature in batches of 250.
+
+    Args:
+        network: ``"mlp"`` (1.3 million parameters), ``"cnn"`` (13 thousand), ``"lenet"`` (62
+            thousand) or ``"resnet"`` (78 thousand).
+        n: Number of points.
+        memory: Peak memory too, on a CPU each in a process of its own.
+        others: laplace-torch too, where it is installed.
+        device: Where.
+        seconds: That the rounds may take.
+
+    Returns:
+        A row a method, whose ``ratio`` is to the Kronecker evidence of all points. ``150-1`` has
+        150 points and one output for all; ``passes alone`` are the forward and the backward pass
+        that any such estimate needs.
+    """
+    steps = evidence_steps(network, n, device, others)
+    rows = timed(steps, device, seconds, base=EVIDENCE_BASE, memory=memory)
+    for row in rows:
+        if memory and device == "cpu" and FAILED not in row:
+            row["GiB"] = step_memory(_warm_evidence_step, network, n, row["method"])
+    return rows
+
+
+def _warm_evidence_step(network: str, n: int, method: str) -> Callable[[], object]:
+    evidence_steps(network, 20, "cpu")[method]()
+    return evidence_steps(network, n, "cpu")[method]
+
+
+def evidence_steps(
+    network: str, n: int, device: str, others: bool = True
+) -> dict[str, Callable[[], object]]:
+    """What is compared by :func:`measure_evidence`, whose arguments these are.
+
+    Raises:
+        UnknownNameError: No such network.
+    """
+    if network not in NETWORKS:
+        raise UnknownNameError("network", network, NETWORKS)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, *_SHAPES[network], generator=generator).to(device)
+    y = torch.randint(_CLASSES, (n,), generator=generator).to(device)
+    module = NETWORKS[network]().to(device)
+    steps = {
+        EVIDENCE_BASE: _full_step(module, x, y, Kronecker()),
+        "diagonal, all points": _full_step(module, x, y, Diagonal()),
+        "kronecker, 150-10": _batch_step(module, x, y, Kronecker(), "all"),
+        "kronecker, 150-1": _batch_step(module, x, y, Kronecker(), "single"),
+        "kernel, 150-1": _batch_step(module, x, y, FunctionSpace(), "single"),
+        "passes alone, 150-1": _passes_step(module, x[:150]),
+    }
+    if others and importlib.util.find_spec("laplace") is not None:
+        steps |= _laplace_torch_steps(module, x, y)
+    return steps
+
+
+def _objective(network: torch.nn.Module, points: int, structure: Any, outputs: Any):
+    model = LinearizedNetwork(network, GaussianWeightPrior(network, "parameter"))
+    likelihood = SoftmaxLikelihood(num_classes=_CLASSES, mixing_weights=False)
+    return LaplaceMarginalLogLikelihood(likelihood, model, points, structure, outputs=outputs)
+
+
+def _full_step(
+    network: torch.nn.Module, x: Tensor, y: Tensor, structure: Any
+) -> Callable[[], object]:
+    mll = _objective(network, len(x), structure, "all")
+    model: Any = mll.model
+
+    batches = list(zip(x.split(_BATCH), y.split(_BATCH), strict=True))
+
+    def step() -> None:
+        value = mll.evidence_of(batches, progress=False)()
+        torch.autograd.grad(value, model.prior.log_precision)
+
+    return step
+
+
+def _batch_step(
+    network: torch.nn.Module, x: Tensor, y: Tensor, structure: Any, outputs: str
+) -> Callable[[], object]:
+    mll = _objective(network, len(x), structure, outputs)
+    model: Any = mll.model
+
+    def step() -> None:
+        value = mll.evidence_of(x[:150], y[:150])()
+        torch.autograd.grad(value, model.prior.log_precision)
+
+    return step
+
+
+def _passes_step(network: torch.nn.Module, x: Tensor) -> Callable[[], object]:
+    kinds = torch.nn.Linear, torch.nn.Conv2d
+    layers = [module for module in network.modules() if isinstance(module, kinds)]
+
+    def step() -> None:
+        made: list[Tensor] = []
+
+        def keep(_: object, __: object, output: Tensor) -> None:
+            made.append(output)
+
+        handles = [layer.register_forward_hook(keep) for layer in layers]
+        outputs = network(x)
+        for handle in handles:
+            handle.remove()
+        torch.autograd.grad(outputs[:, 0].sum(), made)
+
+    return step
+
+
+def _laplace_torch_steps(
+    network: torch.nn.Module, x: Tensor, y: Tensor
+) -> dict[str, Callable[[], object]]:
+    import copy
+
+    import laplace
+    from laplace.curvature import asdl, backpack, curvlinops
+    from torch.utils.data import DataLoader, TensorDataset
+
+    loader = DataLoader(TensorDataset(x, y), batch_size=_BATCH)
+    backends = {
+        "laplace-torch, Asdl": (asdl.AsdlGGN, "kron"),
+        "laplace-torch, Curvlinops": (curvlinops.CurvlinopsGGN, "kron"),
+        "laplace-torch, BackPACK": (backpack.BackPackGGN, "kron"),
+        "laplace-torch, Asdl, diagonal": (asdl.AsdlGGN, "diag"),
+    }
+    if any(isinstance(module, _Residual) for module in network.modules()):
+        del backends["laplace-torch, BackPACK"]  # which takes no modules of one's own
+
+    def step_of(backend: Any, structure: str) -> Callable[[], object]:
+        module = copy.deepcopy(network)  # a backend leaves hooks behind
+
+        def step() -> None:
+            fitted: Any = laplace.Laplace(
+                module, "classification", subset_of_weights="all", hessian_structure=structure,
+                backend=backend,
+            )  # fmt: skip
+            fitted.fit(loader)
+            count = len(list(module.parameters()))
+            log_precision = torch.zeros(count, device=x.device, requires_grad=True)
+            value = fitted.log_marginal_likelihood(log_precision.exp())
+            torch.autograd.grad(value, log_precision)
+
+        return step
+
+    return {name: step_of(*backend) for name, backend in backends.items()}
+
+
+_FEATURES, _WAYS = 64, 5
+PLAIN = "way by way, LML"
+"""The step by GPyTorch's classes."""
+
+
+class _Way(ExactGP):
+    """The GP of one way, with mean, kernel and noise of its own as in the original code."""
+
+    def __init__(self, features: Tensor, targets: Tensor, kernel: str) -> None:
+        super().__init__(features, targets, GaussianLikelihood())
+        model = DeepKernelTransfer(torch.nn.Identity(), kernel, _FEATURES)
+        self.mean_module, self.covar_module = model.mean_module, model.covar_module
+
+    def forward(self, features: Tensor) -> MultivariateNormal:
+        mean = cast(Tensor, self.mean_module(features))
+        return MultivariateNormal(mean, self.covar_module(features))
+
+
+def measure_few_shot(
+    kernel: str = "rbf", tasks: int = 1, ways: int = 5, images: int = 17,
+    *, device: str = "cpu", seconds: float = 2.0,
+) -> list[Row]:  # fmt: skip
+    """Time of value and gradient on given features, and of a Conv4 step on the same images.
+
+    The base is a GPyTorch ``ExactGP`` for each way of each task in an ``IndependentModelList``
+    under a ``SumMarginalLogLikelihood``.
+    """
+    keep_freed_memory()
+    return timed(task_steps(kernel, ways, images, tasks, device), device, seconds, base=PLAIN)
+
+
+def task_steps(
+    kernel: str, ways: int, images: int, tasks: int, device: str
+) -> dict[str, Callable[[], object]]:
+    """What is compared by :func:`measure_few_shot`, whose arguments these are, by name."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(tasks, ways * images, _FEATURES, generator=generator).to(device)
+    labels = torch.arange(ways).repeat(images).expand(tasks, -1).to(device)  # support first
+    episodes = Episodes(x[:, :ways], labels[:, :ways], x[:, ways:], labels[:, ways:], ways)
+    pictures = torch.rand(tasks * ways * images, 1, 28, 28, generator=generator).to(device)
+    return {
+        PLAIN: _plain_step(episodes, kernel, device),
+        "ours, LML": _density_step(episodes, kernel, 0, device),
+        "ours, CLML": _density_step(episodes, kernel, ways, device),
+        "Conv4": _network_step(pictures, device),
+    }
+
+
+def _density_step(episodes: Episodes, kernel: str, m: int, device: str) -> Callable[[], object]:
+    model = DeepKernelTransfer(torch.nn.Identity(), kernel, _FEATURES).to(device)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=m))
+    mll.train()
+    support, query = (x.requires_grad_() for x in (episodes.support_x, episodes.query_x))
+    given = Episodes(support, episodes.support_y, query, episodes.query_y, episodes.ways)
+
+    def step() -> None:
+        loss = -model.objective(mll, given).mean()
+        loss.backward()
+
+    return step
+
+
+def _plain_step(episodes: Episodes, kernel: str, device: str) -> Callable[[], object]:
+    x, labels = episodes.points()
+    x = x.detach().requires_grad_()
+    targets = [
+        torch.where(task_labels == way, 1.0, -1.0).to(x)
+        for task_labels in labels
+        for way in range(episodes.ways)
+    ]
+    inputs = [features for features in x for _ in range(episodes.ways)]
+    members = [_Way(a.detach(), b, kernel) for a, b in zip(inputs, targets, strict=True)]
+    model = IndependentModelList(*members).to(device)
+    likelihood = LikelihoodList(*[member.likelihood for member in members])
+    mll = SumMarginalLogLikelihood(likelihood, model)
+    mll.train()
+
+    def step() -> None:
+        for member, features, target in zip(members, inputs, targets, strict=True):
+            member.set_train_data(features, target, strict=False)
+        loss = -cast(Tensor, mll(model(*model.train_inputs), model.train_targets))
+        loss.backward(retain_graph=True)  # of the slices of x
+
+    return step
+
+
+def _network_step(pictures: Tensor, device: str) -> Callable[[], object]:
+    network = Conv4().to(device)
+
+    def step() -> None:
+        network(pictures).sum().backward()
+
+    return step
+
+
+def measure_training_steps(
+    kernel: str = "linear", shots: int = 1, images: int = 28,
+    *, device: str = "cpu", seconds: float = 2.0,
+) -> list[Row]:  # fmt: skip
+    """Time of a step of Conv4 on one 5-way task: drawing, forward, backward and Adam.
+
+    ``way by way`` is a GPyTorch ``ExactGP`` for each class in an ``IndependentModelList`` under a
+    ``SumMarginalLogLikelihood``, as in the code of Patacchiola et al. (2020), which after each step
+    also predicts support and query points, ``with scores``; ours under LML and CLML.
+
+    Args:
+        kernel: Kernel on features.
+        shots: Images a class to learn from.
+        images: Pixels a side.
+        device: The CPU.
+        seconds: That the rounds may take.
+    """
+    keep_freed_memory()
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.randint(256, (800, 1, images, images), generator=generator, dtype=torch.uint8)
+    labels = torch.arange(40).repeat_interleave(20)
+    tasks = ImageTasks(pictures, labels, ways=_WAYS, shots=shots, rotations=True)
+    base = "way by way, with scores"
+    steps = {
+        base: _published_step(tasks, kernel, scores=True),
+        "way by way": _published_step(tasks, kernel, scores=False),
+        "ours, LML": _training_step(tasks, kernel, 0),
+        "ours, CLML": _training_step(tasks, kernel, _WAYS * shots),
+    }
+    return timed(steps, device, seconds, base=base)
+
+
+def _training_step(tasks: ImageTasks, kernel: str, m: int) -> Callable[[], object]:
+    model = DeepKernelTransfer(Conv4(), kernel)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=m))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def step() -> float:
+        model.train()
+        optimizer.zero_grad()
+        loss = -model.objective(mll, tasks.draw([0])).mean()
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    return step
+
+
+def _published_step(tasks: ImageTasks, kernel: str, scores: bool) -> Callable[[], object]:
+    model = published_model(kernel, _WAYS, seed=0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def step() -> float:
+        model.train()
+        task = tasks.draw([0])
+        optimizer.zero_grad()
+        loss = model.loss(task)
+        loss.backward()
+        optimizer.step()
+        if scores:
+            with torch.no_grad(), evaluating(model):
+                for x in (task.support_x[0], task.query_x[0]):
+                    model.classes(x)
+        return float(loss.detach())
+
+    return step

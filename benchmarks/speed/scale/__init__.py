@@ -1,1 +1,0 @@
-"""Beyond one Cholesky factor: accuracy, cost and use of what scales."""
