@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +11,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.environment import progress_bar
-from gpclml.evidence.sampling.monte_carlo import (
-    Estimate,
-    LogDensity,
-    SampledDensity,
-    log_mean,
-    mean_estimate,
-)
+from gpclml.evidence.sampling import Estimate, SampledDensity, log_mean, mean_estimate
 
 __all__ = [
     "AnnealedEvidence",
@@ -25,6 +19,9 @@ __all__ = [
     "annealed_importance_sampling",
     "bidirectional_evidence",
 ]
+
+LogDensity = Callable[[Tensor], Tensor]
+"""Maps draws ``(S, P)`` to the log density of each, ``(S,)``."""
 
 _ACCEPTANCE = 0.8  # that steps are adapted to
 _PILOTS = 0.25  # share of the draws from which steps are adapted

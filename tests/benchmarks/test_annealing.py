@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.evidence.annealing import annealed_importance_sampling, bidirectional_evidence
-from gpclml.evidence.sampling import simple_monte_carlo
+from gpclml.evidence.sampling import log_mean
 from linear_evidence import LinearEvidence, drawn
 
 QUICK = {"temperatures": 60, "leapfrog_steps": 2, "progress": False}
@@ -88,7 +88,7 @@ def test_weights_are_unbiased_whatever_the_steps(step_size):
 
 def test_one_temperature_is_simple_monte_carlo():
     model = LinearEvidence(5, 2, 1.0)
-    simple = simple_monte_carlo(model.log_likelihood, model.prior_draws(24))
+    simple = log_mean(model.log_likelihood(model.prior_draws(24)))
     annealed = forward(model, temperatures=1)
     assert annealed.estimate == simple
     assert annealed.acceptance.shape == annealed.step_sizes.shape == (0,)
