@@ -120,8 +120,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         probabilities=normal(8, 3).softmax(-1), labels=labels()),
     "evaluation.calibration.fit_temperature": lambda: dict(
         outputs=normal(2, 8, 3), labels=labels()),
-    "evaluation.calibration.out_of_distribution_auroc": lambda: dict(
-        inside=normal(8, 3).softmax(-1), outside=normal(5, 3, seed=1).softmax(-1)),
     ("evaluation.compare", "evaluation.score_models"): compared,
     "evaluation.conditional_log_marginal_likelihood": lambda: dict(
         model=gp(), conditioning=KFold(2)),
