@@ -121,7 +121,7 @@ def of_botorch() -> dict:
 
 SETUPS = {
     "gpclml.models.botorch": of_botorch,
-    "gpclml.evaluation.ranking": comparison,
+    "gpclml.evaluation.comparison": comparison,
     "gpclml.curvature.output_likelihoods": of_a_network,
     "gpclml.laplace.laplace": of_a_network,
     "gpclml.fit.laplace": of_a_network,

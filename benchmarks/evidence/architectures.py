@@ -149,7 +149,7 @@ def _scores_of_a_part(data: Images, cell: Mapping[str, Any]) -> dict[str, float]
         "clml_draws": found.joint.effective_draws,
         "clml_marginal": found.marginal,
         "posterior_scale": found.scale,
-        "posterior_at_edge": float(found.at_edge),
+        "posterior_at_edge": float(found.scale_at_edge),
         "validation": validation["log_density_held_out"],
         "_temperature": fit_temperature(every, torch.cat([scaling[1], held_out[1]])),
     }

@@ -14,15 +14,10 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 import torch
-from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml.evidence.training_speed import (
-    noise_variances,
-    predict_prefixes,
-    single_target_data,
-)
+from gpclml.evidence.training_speed import predict_prefixes, single_target_data
 
 __all__ = ["ModelPredictions", "expected_weights", "model_predictions", "sampled_weights"]
 
@@ -66,8 +61,7 @@ def model_predictions(
     order = torch.arange(len(target), device=target.device)
     predicted = []
     for model in models:
-        data = single_target_data(model)
-        noise = noise_variances(cast(Likelihood, model.likelihood), data)
+        data, noise = single_target_data(model)
         if scheme == "prior":
             errors, variances = data.residual, data.covariance.diagonal() - noise
         elif scheme == "posterior":

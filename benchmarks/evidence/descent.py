@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpclml.evidence.sampling.monte_carlo import mean_estimate
+from gpclml.evidence.sampling import mean_estimate
 from gpclml.evidence.training_speed import (
     TrainingSpeed,
     expected_terms,
@@ -87,7 +87,6 @@ def training_speed_by_descent(
         lower=mean_estimate(log_density(deviations, noise).sum(-1)),
         multi_sample=multi_sample,
         gaussian=gaussian,
-        num_samples=num_samples,
     )
 
 

@@ -1,13 +1,8 @@
 """Evaluation of models: scores, calibration, and comparisons of several models with plots."""
 
-from gpclml.evaluation.calibration import (
-    expected_calibration_error,
-    fit_temperature,
-    out_of_distribution_auroc,
-)
-from gpclml.evaluation.comparison import Comparison
-from gpclml.evaluation.findings import Finding, FindingName
-from gpclml.evaluation.fit_plots import plot_calibration, plot_fit
+from gpclml.evaluation.calibration import expected_calibration_error, fit_temperature
+from gpclml.evaluation.comparison import Comparison, compare, score_models
+from gpclml.evaluation.findings import Finding
 from gpclml.evaluation.model_scores import (
     CRITERIA,
     ModelScores,
@@ -15,8 +10,7 @@ from gpclml.evaluation.model_scores import (
     paired_difference,
     stacking_weights,
 )
-from gpclml.evaluation.plots import plot_compare, plot_learning_curves
-from gpclml.evaluation.ranking import compare, score_models
+from gpclml.evaluation.plots import plot_calibration, plot_compare, plot_fit, plot_learning_curves
 from gpclml.evaluation.scores import (
     conditional_log_marginal_likelihood,
     joint_log_predictive,
@@ -30,7 +24,6 @@ __all__ = [
     "CRITERIA",
     "Comparison",
     "Finding",
-    "FindingName",
     "ModelScores",
     "PairedDifference",
     "compare",
@@ -42,7 +35,6 @@ __all__ = [
     "leave_one_out",
     "log_marginal_likelihood",
     "marginal_log_predictive",
-    "out_of_distribution_auroc",
     "paired_difference",
     "plot_calibration",
     "plot_compare",

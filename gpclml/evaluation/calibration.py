@@ -1,4 +1,4 @@
-"""Calibration of class probabilities: its error, a temperature, and detection of other data.
+"""Calibration of class probabilities: its error, and a temperature.
 
 Numpy arrays and pandas objects are taken where tensors are.
 """
@@ -12,7 +12,7 @@ import torch
 from gpclml._utils.arguments import check_classes, check_counts, check_finite, checked
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 
-__all__ = ["expected_calibration_error", "fit_temperature", "out_of_distribution_auroc"]
+__all__ = ["expected_calibration_error", "fit_temperature"]
 
 LOG_TEMPERATURE_DEVIATION = 0.5
 """Standard deviation of the prior of log temperatures, here and in ``gpclml.Laplace``."""
@@ -45,12 +45,10 @@ def expected_calibration_error(
     check_classes("labels", labels, probabilities.shape[-1])
     check_finite("probabilities", probabilities)
     confidence, guess = probabilities.detach().double().max(-1)
-    right = (guess == labels).double().flatten()
-    confidence = confidence.flatten()
-    place = (confidence * bins).long().clamp(0, bins - 1)
-    excess = torch.zeros(bins, dtype=torch.float64, device=place.device)
-    excess.index_add_(0, place, confidence - right)
-    return float(excess.abs().sum()) / labels.numel()
+    excess = confidence - (guess == labels).double()
+    index = (confidence * bins).long().clamp(0, bins - 1)
+    sums = torch.bincount(index.flatten(), weights=excess.flatten())
+    return float(sums.abs().sum()) / labels.numel()
 
 
 @takes_arrays()
@@ -88,36 +86,10 @@ def fit_temperature(outputs: ArrayLike, labels: ArrayLike) -> float:
     index = labels.long().expand(len(logits), -1).unsqueeze(-1)
 
     def loss(log_temperature: float) -> float:
-        of_draws = torch.log_softmax(logits / math.exp(log_temperature), dim=-1)
-        of_prior = 0.5 * (log_temperature / LOG_TEMPERATURE_DEVIATION) ** 2
-        return of_prior - float(of_draws.gather(-1, index).squeeze(-1).logsumexp(0).sum())
+        draws = torch.log_softmax(logits / math.exp(log_temperature), dim=-1)
+        penalty = 0.5 * (log_temperature / LOG_TEMPERATURE_DEVIATION) ** 2
+        return penalty - float(draws.gather(-1, index).squeeze(-1).logsumexp(0).sum())
 
     limits = (-_LARGEST_LOG, _LARGEST_LOG)
-    found = minimize_scalar(loss, bounds=limits, method="bounded", options={"xatol": 1e-6})
-    return math.exp(found.x)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-@takes_arrays()
-@checked(inside="(N, C)", outside="(M, C)")
-def out_of_distribution_auroc(inside: ArrayLike, outside: ArrayLike) -> float:
-    """How well confidence separates points of the classes from others; 0.5 by chance.
-
-    It is the area under the receiver operating characteristic of the probability of the most
-    probable class: how often a point inside has a larger one than a point outside (Hendrycks and
-    Gimpel 2017).
-
-    Args:
-        inside: Probabilities of points of the classes, ``(N, C)``.
-        outside: Probabilities of other points, ``(M, C)``.
-
-    Raises:
-        ShapeError: There are no points, or the numbers of classes differ.
-        NonFiniteError: A probability is NaN or infinite.
-    """
-    from sklearn.metrics import roc_auc_score
-
-    for name, probabilities in (("inside", inside), ("outside", outside)):
-        check_finite(name, probabilities)
-    confidence = torch.cat([inside, outside]).detach().double().max(-1).values.cpu()
-    of_inside = torch.cat([torch.ones(len(inside)), torch.zeros(len(outside))])
-    return float(roc_auc_score(of_inside.numpy(), confidence.numpy()))
+    optimum = minimize_scalar(loss, bounds=limits, method="bounded", options={"xatol": 1e-6})
+    return math.exp(optimum.x)  # pyright: ignore[reportAttributeAccessIssue]

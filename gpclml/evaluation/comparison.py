@@ -1,21 +1,29 @@
-"""A comparison of models: its table, the scores in it, and sentences about them."""
+"""Comparison of models on their training data: ``compare`` and ``score_models``."""
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from numbers import Integral
+from typing import TYPE_CHECKING, cast
 
 import torch
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from gpclml._utils.arguments import checked, seeded
+from gpclml._utils.arrays import ArrayLike, takes_arrays
+from gpclml._utils.environment import progress_bar
+from gpclml.conditioning import as_orders
+from gpclml.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedError
 from gpclml.evaluation.findings import (
     Finding,
     failed_fits,
     failures_in_words,
+    find_bad_fits,
+    find_in_scores,
     joined,
     plus_minus,
 )
@@ -23,21 +31,25 @@ from gpclml.evaluation.model_scores import (
     CRITERIA,
     ROUNDING,
     Criterion,
-    Scores,
-    difference_in,
+    ModelScores,
     favourites,
+    score_model,
     scored_in,
     stacking_weights,
-    value_of,
 )
-from gpclml.inference.units import Units
+from gpclml.inference.units import Units, units_of_targets
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Comparison", "make_table"]
+__all__ = ["Comparison", "compare", "score_models"]
 
-_SMALLEST_WEIGHT = 0.005
+_SAME_SHARE = 1e-6  # of the spread of the targets
+_ROUNDINGS = 64  # of the largest target
+_OPERATIONS = 3e10  # three times those of all factors of a kind
+_NUMBERS = 2**25  # in all held-out blocks
+_MOST_ORDERS, _MOST_CURVES, _FEWEST = 1000, 100, 4
+_SMALLEST_WEIGHT = 0.005  # that is told
 # Columns that fit a line of a terminal. Findings and failures are among the sentences.
 _PRINTED = ["lml", "clml", "loo", "difference", "difference_se", "p_worse", "weight"]
 
@@ -60,7 +72,7 @@ class Comparison:
     """
 
     table: pandas.DataFrame
-    scores: Scores
+    scores: Mapping[str, ModelScores]
     findings: tuple[Finding, ...]
     models: Mapping[str, ExactGP]
     targets: Tensor
@@ -73,31 +85,18 @@ class Comparison:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The comparison in sentences: ranking, agreement, weights, then each finding."""
-        weights = dict(zip(self.table.index, self.table["weight"], strict=True))
-        said = [finding.text for finding in self.findings]
+        texts = tuple(finding.text for finding in self.findings)
         if len(self.scores) == 1:
-            return tuple(said)
+            return texts
         failed = failed_fits(self.findings)
-        ranked = {name: one for name, one in self.scores.items() if name not in failed}
+        ranked = {name: model for name, model in self.scores.items() if name not in failed}
+        weights = self.table["weight"].dropna().to_dict()
         return (
             *_ranking(ranked, self.rank_by),
             *(_agreement(ranked, self.findings) if len(ranked) > 1 else ()),
-            *_mixture(self.scores, weights),
-            *said,
+            *(_mixture(weights) if len(weights) > 1 else ()),
+            *texts,
         )
-
-    @property
-    def favourites(self) -> Mapping[Criterion, str]:
-        """The best model by each criterion; of equal ones the first-ranked."""
-        return favourites(self.scores)
-
-    @property
-    def pointwise(self) -> pandas.DataFrame:
-        """Log densities of points given all others, with a column for each model."""
-        import pandas
-
-        columns = {name: scores.loo.numpy() for name, scores in self.scores.items()}
-        return pandas.DataFrame(columns, index=pandas.Index(self.rows.numpy(), name="row"))
 
     def __repr__(self) -> str:
         table = self._shown().to_string(float_format="{:.2f}".format, na_rep="")
@@ -121,111 +120,383 @@ class Comparison:
         )
 
 
-def make_table(scores: Scores, rank_by: Criterion, findings: Sequence[Finding]) -> pandas.DataFrame:
+@takes_arrays()
+@checked(orderings="index (k, n)")
+def score_models(
+    models: Mapping[str, ExactGP],
+    *,
+    m: int | None = None,
+    orderings: int | ArrayLike | None = None,
+    curves: int | None = None,
+    rank_by: Criterion = "loo",
+    units: Units = "original",
+    seed: int = 0,
+    problems: Mapping[str, str] | None = None,
+    progress: bool | None = None,
+) -> Comparison:
+    """Compares models as :func:`compare` does, and returns all scores besides the table.
+
+    Arguments and errors are those of :func:`compare`.
+
+    Returns:
+        The table, scores of single points and orderings, findings and sentences. The plots of this
+        package take it.
+    """
+    targets = _common_targets(models, units)
+    for name in problems or ():
+        if name not in models:
+            raise UnknownNameError("problems", name, models)
+    observed = ~targets.isnan()
+    num_data = int(observed.sum())
+    if m is None:
+        m = num_data - max(1, round(num_data / 10))
+    suggestion = "m is the number of points conditioned on; at least one must remain."
+    m = _whole("m", m, 0, num_data - 1, suggestion)
+    if orderings is None:
+        left = num_data - m
+        orderings = _affordable(left, min(_MOST_ORDERS, _NUMBERS // left**2))
+    orders = as_orders(orderings, len(targets), seeded(seed)).cpu()
+    # Rows without a target last, so that a tail of observed ones is one of the first num_data.
+    last = (~observed)[orders].to(torch.int8)
+    orders = orders.gather(-1, last.argsort(dim=-1, stable=True))
+    if curves is None:
+        curves = min(len(orders), _affordable(num_data, _MOST_CURVES))
+    curves = _whole("curves", curves, 1, len(orders), "At most as many as orderings.")
+
+    scores: dict[str, ModelScores] = {}
+    error: Exception | None = None
+    for name, model in progress_bar(models.items(), progress=progress, desc="models"):
+        scores[name], errors = score_model(name, model, targets, orders, m, curves, units)
+        if error is None and rank_by.upper() in errors:
+            error = errors[rank_by.upper()]
+            error.add_note(f"This happened in the scores of models[{name!r}].")
+    if error is not None and not scored_in(rank_by, scores):
+        raise error
+    # By value, models without one last; then those whose fit failed after those whose fit did not.
+    values = {name: model.value(rank_by) for name, model in scores.items()}
+    missing = {name: math.isnan(value) for name, value in values.items()}
+    ranked = sorted(values, key=lambda name: (missing[name], missing[name] or -values[name], name))
+    scores = {name: scores[name] for name in ranked}
+    bad_fits = tuple(find_bad_fits(scores, models, problems or {}))
+    failed = failed_fits(bad_fits)
+    ranked.sort(key=lambda name: 2 if missing[name] else int(name in failed))
+    scores = {name: scores[name] for name in ranked}
+    findings = (*bad_fits, *find_in_scores(scores))
+    table = _table(scores, rank_by, findings)
+    table.attrs = {
+        "m": m,
+        "orderings": len(orders),
+        "curves": curves,
+        "rank_by": rank_by,
+        "units": units,
+        "num_data": num_data,
+    }
+    return Comparison(
+        table=table,
+        scores=scores,
+        findings=findings,
+        models={name: models[name] for name in ranked},
+        targets=targets[observed],
+        rows=observed.nonzero().squeeze(-1),
+        orders=orders[:, :num_data],
+        m=m,
+        rank_by=rank_by,
+        units=units,
+    )
+
+
+def compare(
+    models: Mapping[str, ExactGP],
+    *,
+    m: int | None = None,
+    orderings: int | ArrayLike | None = None,
+    curves: int | None = None,
+    rank_by: Criterion = "loo",
+    units: Units = "original",
+    seed: int = 0,
+    problems: Mapping[str, str] | None = None,
+    progress: bool | None = None,
+) -> pandas.DataFrame:
+    r"""Compares models on their training data by LOO, CLML and LML, and ranks them.
+
+    The table has a row for each model, the best first, indexed by name. Its columns, in nats, are:
+
+    - ``rank``: from 0; NaN for a model whose fit failed (``"fit-failed"``, ``"below-contained"``),
+      which comes after those whose fit did not;
+    - ``lml``: the log marginal likelihood, :math:`\log p(y)`;
+    - ``clml``, ``clml_se``: :math:`\log p(y_{>m} \mid y_{\le m})`, the mean over random orderings
+      (Lotfi et al. 2022, Section 6), and its error from the choice of the orderings alone;
+    - ``loo``, ``loo_se``: :math:`\sum_i \log p(y_i \mid y_{-i})`, noise included, and its error
+      from the spread over points (Vehtari, Gelman and Gabry 2017, Eq. 23);
+    - ``difference``, ``difference_se``: the ranking criterion less that of the first row, and its
+      error, paired over points for LOO and over orderings for the CLML; the LML has none;
+    - ``p_worse``: the probability that the model predicts worse than the first row, from the paired
+      differences of LOO in a normal approximation, for any ``rank_by``; NaN in the first row;
+    - ``weight``: the stacking weight; see :func:`stacking_weights`;
+    - ``findings``: names of the findings, which are reasons for care, a tuple;
+    - ``failure``: what could not be computed, and why; empty if everything could.
+
+    A score that cannot be computed, for example because a covariance is not positive definite, is
+    NaN in the row of its model; other models and criteria are not affected. Models without the
+    ranking criterion are in the last rows. An error is raised only if no model has it.
+
+    Models are ranked by LOO by default: each point is predicted from about as many others as the
+    model will have in use, and the terms of single points give the errors of differences,
+    ``p_worse`` and the weights. The error of a CLML does not cover other data, and the LML has no
+    terms that are the same in every order.
+
+    The findings are:
+
+    - ``"fit-failed"``: reported by ``problems``;
+    - ``"copied-points"``: points are copies of others in inputs and target, and not measured anew
+      (``gpclml.evaluation.copies.copied_rows``), so that LOO and CLML are too high;
+    - ``"predicts-mean"``: predictions of points from all others vary by less than a thousandth of
+      the predictive variance;
+    - ``"below-contained"``: a GP with a rational quadratic kernel is below one with an RBF kernel
+      by half a nat of LML, and in LOO. Its fit ended too early, since its kernel contains the RBF
+      kernel;
+    - ``"criteria-disagree"``: two criteria prefer different models, each clearly: by one nat of
+      LML, two standard errors of CLML, one of LOO;
+    - ``"first-terms"``: the model's LML is one nat or more below the best, and a third or more of
+      that comes from the first tenth of the points, in the mean over orderings;
+    - ``"prior-sensitive"``: with a prior covariance of the function four times as large, noise and
+      mean kept, the LML changes by 2 nats or more and LOO by no more than a tenth of that. For a
+      linear model that is 4 times the prior variance of the weights, for a GP 4 times its
+      outputscale;
+    - ``"ill-conditioned"``: the condition number of the covariance of the observations times the
+      rounding of its type (1.2e-7 or 2.2e-16) is .01 or more, where scores can be off by nats. The
+      condition number is LAPACK's estimate in the 1-norm, for linear models the ratio of
+      eigenvalues;
+    - ``"few-points"``: there are fewer than 100 points, for which errors over points are mostly too
+      small, by up to a half;
+    - ``"small-difference"``: LOO differs from that of the first row by less than 4 nats: the two
+      predict alike and ``p_worse`` is not well calibrated (Sivula et al. 2025; this limit and the
+      one before are those of R's ``loo_compare``);
+    - ``"not-scored"``: a score or a diagnostic could not be computed.
+
+    LOO and CLML leave points out of the posterior, but not out of the fit of the hyperparameters.
+    Parameters, modes and caches of the models are not changed. All models share the orderings.
+
+    Args:
+        models: Exact GPs by name, of GPyTorch, BoTorch or gpclml, trained on the same targets in
+            the same order. Missing targets, NaN under ``observation_nan_policy("mask")``, are left
+            out.
+        m: Number of points that the CLML conditions on, below n; nine tenths of n if None.
+        orderings: Number k of random orderings, or the orderings, ``(k, n)``. If None 1000, or
+            fewer where more than 180 points are held out: 134 for 500, and never below 4.
+        curves: Number of orderings, the first ones, whose learning curves are computed. If
+            None 100, or fewer where n exceeds 650: 30 for 1000, and 4 from 2000 on.
+        rank_by: ``"loo"``, ``"clml"`` or ``"lml"``.
+        units: ``"original"``, in which models that standardize differently can be compared, or
+            ``"training"``, if these units are the same for all models.
+        seed: Seed of the orderings.
+        problems: Problems of fits by name of the model, such as ``FitResult.message``; an empty
+            text means no problem.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
+
+    Returns:
+        The table, whose ``attrs`` are ``m``, ``orderings``, ``curves``, ``rank_by``, ``units`` and
+        ``num_data``.
+
+    Raises:
+        ArgumentError: If there is no model, a number is out of range, or a model, which the message
+            names, has other targets than the first.
+        ShapeError: If a model has another number of points, several outputs or a batch.
+        UnsupportedError: If a model is not an exact GP, or its targets are not transformed by a
+            standardization.
+        NonFiniteError, NotPSDError: If no model has the ranking criterion; the error is that of the
+            first model, which a note names.
+        UnknownNameError: If ``rank_by`` is not a criterion.
+
+    Note:
+        Each model costs about 5 n³ floating-point operations, n³/3 for each learning curve and
+        (n - m)³/3 for each ordering, with a few n x n matrices at a time; by default about half a
+        minute for n = 5000 on two cores. A linear model of R features costs n R² in place of n³.
+
+    Examples:
+        >>> compare({"rbf": rbf, "deep": deep})
+        >>> comparison = score_models({"rbf": rbf, "deep": deep}, m=85)
+        >>> print(comparison)
+        >>> plot_compare(comparison).figure.savefig("criteria.png")
+    """
+    return score_models(
+        models, m=m, orderings=orderings, curves=curves, rank_by=rank_by, units=units, seed=seed,
+        problems=problems, progress=progress,
+    ).table  # fmt: skip
+
+
+def _common_targets(models: Mapping[str, ExactGP], units: Units) -> Tensor:
+    """The targets that all models share, NaN where missing, ``(n,)`` in float64."""
+    if not models:
+        raise ArgumentError("models", "none", "at least one model")
+    first, targets, rounding = "", torch.empty(0), 0.0
+    for name, model in models.items():
+        argument = f"models[{name!r}]"
+        if not isinstance(name, str):
+            raise ArgumentError(argument, f"a name of type {type(name).__name__}", "a string")
+        if not isinstance(model, ExactGP):
+            raise UnsupportedError(argument, type(model).__name__, "an exact GP")
+        if model.train_inputs is None or model.train_targets is None:
+            raise ArgumentError(argument, "no training data", "a model with training data")
+        trained_on = cast(Tensor, model.train_targets).detach()
+        if trained_on.ndim != 1:
+            got = f"targets of shape {tuple(trained_on.shape)}"
+            suggestion = "Compare outputs, or members of a batch, as models of their own."
+            raise ShapeError(argument, got, "(n,), one output, no batch", suggestion)
+        try:
+            scale, shift = units_of_targets(model, units)
+        except UnsupportedError as error:
+            suggestion = "Compare in units='training' if all models transform targets alike."
+            expected = "a standardization of the targets, or none"
+            got = f"an outcome transform {type(getattr(model, 'outcome_transform', None)).__name__}"
+            raise UnsupportedError(argument, got, expected, suggestion) from error
+        values = scale.cpu() * trained_on.to("cpu", torch.float64) + shift.cpu()
+        eps = torch.finfo(trained_on.dtype).eps
+        if not first:
+            first, targets, rounding = name, values, eps
+        _check_same(argument, values, first, targets, max(rounding, eps), units)
+    return targets
+
+
+def _check_same(
+    argument: str, values: Tensor, first: str, targets: Tensor, rounding: float, units: Units
+) -> None:
+    """Refuses targets that are not those of the first model, up to rounding."""
+    if values.shape != targets.shape:
+        expected = f"the {len(targets)} of {first!r}"
+        suggestion = "Train all models on the same rows."
+        raise ShapeError(argument, f"{len(values)} training points", expected, suggestion)
+    missing = targets.isnan()
+    if not torch.equal(missing, values.isnan()):
+        row = int((missing != values.isnan()).nonzero()[0])
+        suggestion = "Train all models on the same targets."
+        raise ArgumentError(
+            argument, f"row {row} missing in one of the two", f"as {first!r}", suggestion
+        )
+    observed = targets[~missing]
+    if len(observed) == 0:
+        raise ArgumentError(argument, "no observed target", "at least one")
+    apart = (values[~missing] - observed).abs()
+    allowed = _SAME_SHARE * observed.std(correction=0)
+    allowed = allowed + _ROUNDINGS * rounding * observed.abs().max()
+    if bool((apart > allowed).any()):
+        row = int((~missing).nonzero()[apart.argmax()])
+        got = f"target {float(values[row]):.6g} in row {row}, in {units} units"
+        suggestion = "Train all models on the same rows in the same order."
+        if units == "training":
+            suggestion += " Models that standardize differently compare in units='original'."
+        raise ArgumentError(argument, got, f"{float(targets[row]):.6g}, as {first!r}", suggestion)
+
+
+def _affordable(size: int, most: int) -> int:
+    """Number of matrices of a size that are factored at most."""
+    return max(int(min(_OPERATIONS // size**3, most)), _FEWEST)
+
+
+def _whole(argument: str, value: object, least: int, most: int, suggestion: str) -> int:
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or not least <= cast(int, value) <= most:
+        raise ArgumentError(argument, value, f"an integer from {least} to {most}", suggestion)
+    return int(cast(int, value))
+
+
+def _table(
+    scores: Mapping[str, ModelScores], rank_by: Criterion, findings: tuple[Finding, ...]
+) -> pandas.DataFrame:
     """The table, with a row for each model in their order."""
     import pandas
 
-    first = next(iter(scores.values()))
-    weights, failed = _weights(scores), failed_fits(findings)
+    first, failed = next(iter(scores.values())), failed_fits(findings)
+    names = scored_in("loo", scores)
+    weights: dict[str, float] = {}
+    if names:
+        stacked = stacking_weights(torch.stack([scores[name].loo for name in names]))
+        weights = dict(zip(names, stacked.tolist(), strict=True))
     rows = []
     for rank, (name, model) in enumerate(scores.items()):
-        difference = difference_in(rank_by, model, first)
-        in_loo = difference_in("loo", model, first)
+        difference = model.difference(first, rank_by)
         rows.append(
             {
                 "rank": math.nan if name in failed else rank,
                 "lml": model.lml,
-                "clml": value_of("clml", model),
+                "clml": model.value("clml"),
                 "clml_se": _deviation(model.clml) / math.sqrt(len(model.clml)),
-                "loo": value_of("loo", model),
+                "loo": model.value("loo"),
                 "loo_se": _deviation(model.loo) * math.sqrt(len(model.loo)),
                 "difference": difference.value,
                 "difference_se": difference.standard_error,
-                "p_worse": in_loo.p_worse if rank else math.nan,
+                "p_worse": model.difference(first, "loo").p_worse if rank else math.nan,
                 "weight": weights.get(name, math.nan),
-                "findings": tuple(one.name for one in findings if name in one.models),
+                "findings": tuple(f.name for f in findings if name in f.models),
                 "failure": "; ".join(failures_in_words(model)),
             }
         )
     return pandas.DataFrame(rows, index=pandas.Index(list(scores), name="model"))
 
 
-def _weights(scores: Scores) -> dict[str, float]:
-    """Stacking weights of the models that have LOO."""
-    names = scored_in("loo", scores)
-    if not names:
-        return {}
-    weights = stacking_weights(torch.stack([scores[name].loo for name in names]))
-    return dict(zip(names, weights.tolist(), strict=True))
-
-
 def _deviation(values: Tensor) -> float:
     return float(values.std()) if len(values) > 1 else math.nan
 
 
-def _ranking(scores: Scores, rank_by: Criterion) -> Iterator[str]:
+def _ranking(scores: Mapping[str, ModelScores], rank_by: Criterion) -> Iterator[str]:
+    """Which model is first, by how much, and how surely."""
     first, *others = scored_in(rank_by, scores) or [""]
     if not first:
         yield "No model is ranked, because each fit failed."
-        return
-    if not others and len(scores) == 1:
-        yield f"{first} is the only model whose fit did not fail."
-        return
-    if not others:
-        yield f"{first} is the only model whose {rank_by.upper()} could be computed."
-        return
-    second = others[0]
-    lead = difference_in(rank_by, scores[first], scores[second])
-    yield f"{rank_by.upper()} ranks {first} first, {plus_minus(lead)} ahead of {second}."
-    in_loo = difference_in("loo", scores[second], scores[first])
-    if math.isnan(in_loo.value):
-        return
-    yield (
-        f"The probability that {second} predicts worse than {first} is {in_loo.p_worse:.3f}, from "
-        "paired differences in LOO."
-    )
+    elif not others:
+        why = "fit did not fail" if len(scores) == 1 else f"{rank_by.upper()} could be computed"
+        yield f"{first} is the only model whose {why}."
+    else:
+        second = others[0]
+        lead = scores[first].difference(scores[second], rank_by)
+        yield f"{rank_by.upper()} ranks {first} first, {plus_minus(lead)} ahead of {second}."
+        loo = scores[second].difference(scores[first], "loo")
+        if not math.isnan(loo.value):
+            yield (
+                f"The probability that {second} predicts worse than {first} is {loo.p_worse:.3f}, "
+                "from paired differences in LOO."
+            )
 
 
-def _agreement(scores: Scores, findings: Sequence[Finding]) -> Iterator[str]:
+def _agreement(scores: Mapping[str, ModelScores], findings: tuple[Finding, ...]) -> Iterator[str]:
+    """Which models the criteria prefer."""
     best = favourites(scores)
-    if len(set(best.values())) == 1:
-        alike = [
-            name for name in scores if _score_the_same(scores, name, next(iter(best.values())))
-        ]
-        names = joined([criterion.upper() for criterion in best])
-        if len(alike) == len(scores):
-            yield f"{names} are the same for all models."
-        elif len(best) > 1:
-            every = "all" if len(best) == len(CRITERIA) else "both"
-            yield f"{names} {every} prefer {joined(alike)}."
-        return
-    by_model = {
-        name: joined([criterion.upper() for criterion in best if best[criterion] == name])
+    criteria = {
+        name: [criterion.upper() for criterion in best if best[criterion] == name]
         for name in dict.fromkeys(best.values())
     }
-    parts = [
-        f"{criteria} {'prefer' if ' and ' in criteria else 'prefers'} {name}"
-        for name, criteria in by_model.items()
-    ]
-    clear = any(finding.name == "criteria-disagree" for finding in findings)
-    yield f"{'; '.join(parts)}{'' if clear else ', none of them clearly'}."
-
-
-def _mixture(scores: Scores, weights: Mapping[str, float]) -> Iterator[str]:
-    if len(scored_in("loo", scores)) < 2:
+    if len(criteria) == 1:
+        ((winner, names),) = criteria.items()
+        alike = [name for name in scores if _scores_the_same(scores[name], scores[winner])]
+        if len(alike) == len(scores):
+            yield f"{joined(names)} are the same for all models."
+        elif len(names) > 1:
+            every = "all" if len(names) == len(CRITERIA) else "both"
+            yield f"{joined(names)} {every} prefer {joined(alike)}."
         return
-    shares = {name: weights[name] for name in scores if weights[name] >= _SMALLEST_WEIGHT}
+    clauses = "; ".join(
+        f"{joined(names)} {'prefer' if len(names) > 1 else 'prefers'} {name}"
+        for name, names in criteria.items()
+    )
+    is_clear = any(finding.name == "criteria-disagree" for finding in findings)
+    yield f"{clauses}{'' if is_clear else ', none of them clearly'}."
+
+
+def _scores_the_same(model: ModelScores, other: ModelScores) -> bool:
+    """Whether two models have the same value by each criterion that the other one has."""
+    differences = [
+        model.difference(other, criterion).value
+        for criterion in CRITERIA
+        if not math.isnan(other.value(criterion))
+    ]
+    return all(abs(value) < ROUNDING for value in differences)
+
+
+def _mixture(weights: Mapping[Hashable, float]) -> Iterator[str]:
+    """Which mixture predicts best."""
+    shares = {name: weight for name, weight in weights.items() if weight >= _SMALLEST_WEIGHT}
     if len(shares) == 1:
         yield f"Stacking gives {next(iter(shares))} all weight: no mixture predicts better."
         return
-    parts = [f"{weight:.2f} of {name}" for name, weight in shares.items()]
-    yield f"The mixture that predicts best in LOO is {joined(parts)}."
-
-
-def _score_the_same(scores: Scores, name: str, other: str) -> bool:
-    differences = [
-        difference_in(one, scores[name], scores[other])
-        for one in CRITERIA
-        if not math.isnan(value_of(one, scores[other]))
-    ]
-    return all(abs(difference.value) < ROUNDING for difference in differences)
+    terms = [f"{weight:.2f} of {name}" for name, weight in shares.items()]
+    yield f"The mixture that predicts best in LOO is {joined(terms)}."

@@ -6,52 +6,32 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
-from statistics import NormalDist, median
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from gpytorch.kernels import Kernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.models import ExactGP
 
-from gpclml.errors import UnknownNameError
 from gpclml.evaluation.copies import copied_rows
 from gpclml.evaluation.model_scores import (
     Criterion,
     ModelScores,
     PairedDifference,
-    Scores,
-    difference_in,
     favourites,
-    scored_in,
-    value_of,
 )
 from gpclml.inference.posterior import are_constant
 
 __all__ = [
     "Finding",
-    "FindingName",
-    "collect_findings",
     "failed_fits",
     "failures_in_words",
-    "fit_findings",
+    "find_bad_fits",
+    "find_in_scores",
     "joined",
     "nats",
     "plus_minus",
 ]
 
-FindingName = Literal[
-    "below-contained",
-    "copied-points",
-    "criteria-disagree",
-    "few-points",
-    "first-terms",
-    "fit-failed",
-    "ill-conditioned",
-    "many-models",
-    "not-scored",
-    "predicts-mean",
-    "prior-sensitive",
-    "small-difference",
-]
+Scores = Mapping[str, ModelScores]
 
 _CLEAR_LML = 1.0  # nats
 _CLEAR_CLML, _CLEAR_LOO = 2.0, 1.0  # standard errors
@@ -60,7 +40,6 @@ _LARGE_CHANGE, _SMALL_RATIO = 2.0, 0.1  # nats of LML; LOO against LML
 _LARGEST_ROUNDING = 0.01
 _FEW_POINTS = 100
 _SMALL_DIFFERENCE = 4.0  # nats
-_MANY_MODELS = 11
 _BELOW = 0.5  # nats
 _MOST_DECIMALS = 4
 _SMALLEST = 0.5 * 10**-_MOST_DECIMALS
@@ -76,41 +55,27 @@ class Finding:
         text: A sentence with the figures.
     """
 
-    name: FindingName
+    name: str
     models: tuple[str, ...]
     text: str
 
 
-def collect_findings(scores: Scores) -> tuple[Finding, ...]:
-    """Collects the findings that follow from the scores."""
-    rules = _not_scored, _disagreement, _first_terms, _prior, _conditioning, _few, _small, _many
-    return tuple(finding for rule in rules for finding in rule(scores))
-
-
-def failures_in_words(scores: ModelScores) -> list[str]:
-    """What could not be computed for a model, and why: a text for each reason."""
-    reasons = dict.fromkeys(scores.failures.values())
-    parts = {
-        reason: [part for part, why in scores.failures.items() if why == reason]
-        for reason in reasons
-    }
-    return [f"no {joined(names, 'or')} ({reason.rstrip('.')})" for reason, names in parts.items()]
-
-
-def failed_fits(findings: Iterable[Finding]) -> set[str]:
-    """Names of models whose fit failed, which are not ranked."""
-    failures = "fit-failed", "below-contained"
-    return {name for one in findings if one.name in failures for name in one.models}
-
-
-def fit_findings(
+def find_bad_fits(
     scores: Scores, models: Mapping[str, ExactGP], problems: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Findings of the data, and of fits that failed, as reported or as seen in the scores."""
-    yield from _copies(models)
+    model = cast(Any, next(iter(models.values())))
+    y = model.train_targets.detach().cpu().double()
+    x = model.train_inputs[0].detach().cpu().double().reshape(len(y), -1)
+    observed = ~y.isnan()
+    count = int(copied_rows(x[observed].numpy(), y[observed].numpy()).sum())
+    if count:
+        text = (
+            f"{count} of {int(observed.sum())} points are copies of others in inputs and target: "
+            "LOO and CLML predict each from its copy, and say less of new points. Leave them out."
+        )
+        yield Finding("copied-points", tuple(models), text)
     for name, problem in problems.items():
-        if name not in scores:
-            raise UnknownNameError("problems", name, scores)
         if problem:
             yield Finding("fit-failed", (name,), f"{name}: {problem}")
     constant = [
@@ -123,10 +88,12 @@ def fit_findings(
             "the mean: there is nothing to find, or the fit missed it."
         )
         yield Finding("predicts-mean", tuple(constant), text)
-    for name, inner in _contained(models):
+    kernels = {name: _structure(model) for name, model in models.items()}
+    for (name, kernel), (inner, other) in product(kernels.items(), repeat=2):
+        if kernel[:1] != (RQKernel,) or other != (RBFKernel, *kernel[1:]):
+            continue
         below = scores[inner].lml - scores[name].lml
-        worse = value_of("loo", scores[name]) < value_of("loo", scores[inner])
-        if below > _BELOW and worse:
+        if below > _BELOW and scores[name].value("loo") < scores[inner].value("loo"):
             text = (
                 f"{name} is {nats(below)} below {inner} in LML, which it contains as its shape "
                 f"grows: its fit missed that. Start it from {inner}."
@@ -134,21 +101,38 @@ def fit_findings(
             yield Finding("below-contained", (name,), text)
 
 
-def _copies(models: Mapping[str, ExactGP]) -> Iterator[Finding]:
-    model = cast(Any, next(iter(models.values())))
-    y = model.train_targets.detach().cpu().double()
-    x = model.train_inputs[0].detach().cpu().double().reshape(len(y), -1)
-    observed = ~y.isnan()
-    count = int(copied_rows(x[observed].numpy(), y[observed].numpy()).sum())
-    if count:
-        text = (
-            f"{count} of {int(observed.sum())} points are copies of others in inputs and target: "
-            "LOO and CLML predict each from its copy, and say less of new points. Leave them out."
-        )
-        yield Finding("copied-points", tuple(models), text)
+def _structure(model: ExactGP) -> tuple[object, ...]:
+    """Class of the kernel within a scale, and all that another has to share; else empty."""
+    kernel = getattr(model, "covar_module", None)
+    base = kernel.base_kernel if isinstance(kernel, ScaleKernel) else None
+    if not isinstance(base, Kernel) or base.active_dims is not None:
+        return ()
+    mean = type(getattr(model, "mean_module", None))
+    return type(base), base.ard_num_dims, type(model), mean, type(model.likelihood)
+
+
+def failed_fits(findings: Iterable[Finding]) -> set[str]:
+    """Names of models whose fit failed, which are not ranked."""
+    failures = "fit-failed", "below-contained"
+    return {name for finding in findings if finding.name in failures for name in finding.models}
+
+
+def failures_in_words(scores: ModelScores) -> list[str]:
+    """What could not be computed for a model, and why: a text for each reason."""
+    missing: dict[str, list[str]] = {}
+    for name, reason in scores.failures.items():
+        missing.setdefault(reason, []).append(name)
+    return [f"no {joined(names, 'or')} ({reason.rstrip('.')})" for reason, names in missing.items()]
+
+
+def find_in_scores(scores: Scores) -> tuple[Finding, ...]:
+    """Findings that follow from the scores alone."""
+    rules = _not_scored, _disagreement, _first_terms, _prior, _conditioning, _few, _small
+    return tuple(finding for rule in rules for finding in rule(scores))
 
 
 def _not_scored(scores: Scores) -> Iterator[Finding]:
+    """Whether a score could not be computed."""
     for name, model in scores.items():
         if model.failures:
             text = f"{name} has {'; '.join(failures_in_words(model))}."
@@ -156,17 +140,17 @@ def _not_scored(scores: Scores) -> Iterator[Finding]:
 
 
 def _disagreement(scores: Scores) -> Iterator[Finding]:
+    """Whether two criteria clearly prefer different models."""
     best = favourites(scores)
     clauses: dict[str, None] = {}
     for first, second in combinations(best, 2):
         a, b = best[first], best[second]
         if a == b:
             continue
-        of_first = difference_in(first, scores[a], scores[b])
-        of_second = difference_in(second, scores[b], scores[a])
-        if _is_clear(first, of_first) and _is_clear(second, of_second):
-            clauses[f"{first.upper()} prefers {a} to {b} by {plus_minus(of_first)}"] = None
-            clauses[f"{second.upper()} prefers {b} to {a} by {plus_minus(of_second)}"] = None
+        leads = scores[a].difference(scores[b], first), scores[b].difference(scores[a], second)
+        if _is_clear(first, leads[0]) and _is_clear(second, leads[1]):
+            clauses[f"{first.upper()} prefers {a} to {b} by {plus_minus(leads[0])}"] = None
+            clauses[f"{second.upper()} prefers {b} to {a} by {plus_minus(leads[1])}"] = None
     if clauses:
         models = tuple(name for name in scores if name in best.values())
         yield Finding("criteria-disagree", models, "; ".join(clauses) + ".")
@@ -180,12 +164,13 @@ def _is_clear(criterion: Criterion, lead: PairedDifference) -> bool:
 
 
 def _first_terms(scores: Scores) -> Iterator[Finding]:
+    """Whether the first points decide a difference in LML."""
     best = favourites(scores).get("lml")
     if best is None:
         return
     count = scores[best].curves.shape[-1]
     first = max(1, round(_FIRST_SHARE * count))
-    found = {}
+    shares = {}
     for name, model in scores.items():
         difference = scores[best].lml - model.lml
         if difference < _CLEAR_LML or first == count:
@@ -194,46 +179,49 @@ def _first_terms(scores: Scores) -> Iterator[Finding]:
         share = float(gains[:first].sum()) / difference
         if share >= _LARGE_SHARE:
             less = f"that {name} is below {best} in LML"
-            found[name] = f"{share:.0%} of the {nats(difference)} {less}"
-    if found:
+            shares[name] = f"{share:.0%} of the {nats(difference)} {less}"
+    if shares:
         text = (
-            f"{joined(list(found.values()))} come from the first {first} of {count} points, "
+            f"{joined(list(shares.values()))} come from the first {first} of {count} points, "
             "before the models have learned much."
         )
-        yield Finding("first-terms", tuple(found), text)
+        yield Finding("first-terms", tuple(shares), text)
 
 
 def _prior(scores: Scores) -> Iterator[Finding]:
-    found = {}
+    """Whether the scale of the prior counts in the LML and not in LOO."""
+    changes = {}
     for name, model in scores.items():
         lml = model.wider_lml - model.lml
         loo = float((model.wider_loo - model.loo).sum())
         if abs(lml) >= _LARGE_CHANGE and abs(loo) <= _SMALL_RATIO * abs(lml):
-            found[name] = f"{nats(lml, sign=True)} ({name}; LOO {nats(loo, sign=True)})"
-    if found:
+            changes[name] = f"{nats(lml, sign=True)} ({name}; LOO {nats(loo, sign=True)})"
+    if changes:
         text = (
             "With twice the prior deviation of the function the LML changes by "
-            f"{joined(list(found.values()))}: differences in LML of that size may be of the "
+            f"{joined(list(changes.values()))}: differences in LML of that size may be of the "
             "priors, not of what is predicted."
         )
-        yield Finding("prior-sensitive", tuple(found), text)
+        yield Finding("prior-sensitive", tuple(changes), text)
 
 
 def _conditioning(scores: Scores) -> Iterator[Finding]:
-    found = {
+    """Whether rounding changes scores."""
+    numbers = {
         name: f"{model.condition_number:.1e} ({name})"
         for name, model in scores.items()
         if model.rounding >= _LARGEST_ROUNDING
     }
-    if found:
+    if numbers:
         text = (
-            f"The condition number of the covariance is {joined(list(found.values()))}: rounding "
+            f"The condition number of the covariance is {joined(list(numbers.values()))}: rounding "
             "may change scores by nats. Use float64, more noise, or fewer near duplicates."
         )
-        yield Finding("ill-conditioned", tuple(found), text)
+        yield Finding("ill-conditioned", tuple(numbers), text)
 
 
 def _few(scores: Scores) -> Iterator[Finding]:
+    """Whether there are too few points for standard errors."""
     count = len(next(iter(scores.values())).loo)
     if count < _FEW_POINTS:
         text = (
@@ -244,12 +232,10 @@ def _few(scores: Scores) -> Iterator[Finding]:
 
 
 def _small(scores: Scores) -> Iterator[Finding]:
+    """Whether models are too close to the first one to tell which predicts worse."""
     first, *others = scores
-    close = []
-    for name in others:
-        difference = difference_in("loo", scores[name], scores[first])
-        if abs(difference.value) < _SMALL_DIFFERENCE:
-            close.append(name)
+    loo = scores[first].value("loo")
+    close = [name for name in others if abs(scores[name].value("loo") - loo) < _SMALL_DIFFERENCE]
     if close:
         text = (
             f"In LOO {joined(close)} {'is' if len(close) == 1 else 'are'} within "
@@ -257,42 +243,6 @@ def _small(scores: Scores) -> Iterator[Finding]:
             "probabilities that one is worse (p_worse) are rough."
         )
         yield Finding("small-difference", tuple(close), text)
-
-
-def _many(scores: Scores) -> Iterator[Finding]:
-    """Whether the best model exceeds the best of equal ones (McLatchie and Vehtari 2024)."""
-    names = scored_in("loo", scores)
-    if len(names) <= _MANY_MODELS:
-        return
-    totals = sorted(value_of("loo", scores[name]) for name in names)
-    middle = median(totals)
-    upper = [total - middle for total in totals if total >= middle]
-    spread = math.sqrt(sum(value**2 for value in upper) / len(upper))
-    expected = spread * NormalDist().inv_cdf(1 - 1 / (2 * (len(totals) - 1)))
-    if upper[-1] <= expected:
-        text = (
-            f"The best of {len(names)} models is {nats(upper[-1])} above the median in LOO, no "
-            f"more than the best of as many equal ones would be by chance ({nats(expected)})."
-        )
-        yield Finding("many-models", tuple(names), text)
-
-
-def _contained(models: Mapping[str, ExactGP]) -> Iterator[tuple[str, str]]:
-    """Rational quadratic kernels, and the RBF kernels of the same structure that they contain."""
-    parts = {name: _structure(model) for name, model in models.items()}
-    for (name, outer), (inner, other) in product(parts.items(), repeat=2):
-        if outer[:1] == (RQKernel,) and other == (RBFKernel, *outer[1:]):
-            yield name, inner
-
-
-def _structure(model: ExactGP) -> tuple[object, ...]:
-    """Class of the kernel within a scale, and all that another has to share; else empty."""
-    kernel = getattr(model, "covar_module", None)
-    base = kernel.base_kernel if isinstance(kernel, ScaleKernel) else None
-    if not isinstance(base, Kernel) or base.active_dims is not None:
-        return ()
-    mean = type(getattr(model, "mean_module", None))
-    return type(base), base.ard_num_dims, type(model), mean, type(model.likelihood)
 
 
 def nats(value: float, sign: bool = False) -> str:
@@ -309,9 +259,9 @@ def plus_minus(difference: PairedDifference) -> str:
     return f"{difference.value:.{decimals}f} ± {error:.{decimals}f} nats"
 
 
-def joined(parts: Sequence[str], last: str = "and") -> str:
-    """Joins parts to a list in a sentence, with a word before the last."""
-    return f" {last} ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
+def joined(words: Sequence[str], last: str = "and") -> str:
+    """Joins words to a list in a sentence, with another word before the last."""
+    return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _decimals(value: float) -> int:

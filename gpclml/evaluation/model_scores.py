@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
 
+import numpy as np
 import torch
-from gpytorch.distributions import MultivariateNormal
-from gpytorch.lazy import LazyEvaluatedKernelTensor
-from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ExactGP
 from linear_operator.operators import LowRankRootLinearOperator
 from torch import Tensor
@@ -18,262 +16,41 @@ from torch.distributions import Normal
 
 from gpclml._utils.arguments import all_finite, check_finite, checked
 from gpclml._utils.arrays import ArrayLike, takes_arrays
-from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 from gpclml.evaluation.scores import learning_curve
 from gpclml.inference.observations import training_observations
 from gpclml.inference.units import Units, units_of_targets
 from gpclml.linalg import Covariance, DenseCovariance
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 __all__ = [
     "CRITERIA",
-    "ROUNDING",
     "Criterion",
     "ModelScores",
     "PairedDifference",
-    "Scores",
-    "difference_in",
     "favourites",
     "paired_difference",
     "score_model",
     "scored_in",
     "stacking_weights",
-    "value_of",
 ]
 
-T = TypeVar("T")
-
-_WIDER = 4.0  # times the prior covariance of the function
-_NUMBERS_AT_ONCE = 2**25  # in the covariances of held-out blocks
-_WORTH_AN_INVERSE = 4  # held-out blocks at once
-
-
-@dataclass(frozen=True, eq=False)
-class ModelScores:
-    """Scores of a model on its n observed training targets, in nats, in float64 on the CPU.
-
-    Attributes:
-        lml: The log marginal likelihood.
-        clml: Log densities of the points after the m-th given the first m, one for each
-            ordering, ``(k,)``.
-        loo: Log densities of points given all others, ``(n,)``.
-        loo_mean: Predictive means of points given all others, in the units of the comparison,
-            ``(n,)``.
-        loo_variance: Predictive variances of points given all others, with noise, ``(n,)``.
-        curves: Terms log p(y_i | y_<i) of the first orderings, ``(c, n)``.
-        wider_lml: The log marginal likelihood if the prior covariance of the function is four times
-            as large, with the same noise and mean.
-        wider_loo: Log densities of points given all others under that prior, ``(n,)``.
-        condition_number: Condition number of the observations' covariance, in the 1-norm; for a
-            model of fewer features than points the ratio of its extreme eigenvalues.
-        rounding: The condition number times the machine precision of the covariance's dtype.
-        failures: Reasons why parts are NaN, by name: "LML", "CLML", "LOO", "learning curves",
-            "wider prior", "condition number". Empty if all could be computed.
-    """
-
-    lml: float
-    clml: Tensor
-    loo: Tensor
-    loo_mean: Tensor
-    loo_variance: Tensor
-    curves: Tensor
-    wider_lml: float
-    wider_loo: Tensor
-    condition_number: float
-    rounding: float
-    failures: Mapping[str, str] = field(default_factory=dict)
-
-
-@torch.no_grad()
-def score_model(
-    name: str,
-    model: ExactGP,
-    targets: Tensor,
-    orders: Tensor,
-    m: int,
-    num_curves: int,
-    units: Units,
-) -> tuple[ModelScores, Mapping[str, Exception]]:
-    """Scores a model on its training data, without changing its parameters, mode and caches.
-
-    A part that fails is NaN and does not affect the others; an interrupt ends everything.
-
-    ``orders`` are of all rows, those with missing targets last; targets are in the units asked for.
-
-    Returns:
-        The scores, and the errors of the parts that failed, by the names of the parts.
-    """
-    rows = (~targets.isnan()).nonzero().squeeze(-1)
-    count = len(rows)
-    scale = units_of_targets(model, units)[0].cpu()
-    errors: dict[str, Exception] = {}
-    given = _attempt(lambda: observed_gaussian(model, rows))
-    nothing = DenseCovariance(scale.new_empty(0, 0)), scale.new_empty(0)
-    covariance, residual = nothing if isinstance(given, Exception) else given
-    if len(covariance.shape) != 2 or residual.ndim != 1:
-        got = f"a covariance of shape {tuple(covariance.shape)}"
-        raise ShapeError(f"models[{name!r}]", got, "(n, n), one output and no batch")
-    place = torch.full((len(targets),), -1)
-    place[rows] = torch.arange(count)
-    tails = place[orders[:, m:count]]
-    log_scale = float(scale.log())
-
-    def part(
-        which: str, compute: Callable[[], tuple[Tensor, ...]], *shapes: tuple[int, ...]
-    ) -> tuple[Tensor, ...]:
-        """The values of a part; NaN and an error where it, or the covariance, fails."""
-        values = given if isinstance(given, Exception) else _attempt(compute)
-        if not isinstance(values, Exception):
-            if which == "condition number" or all(map(all_finite, values)):
-                return values
-            values = NonFiniteError(
-                f"models[{name!r}]", f"{which}: values that are not finite", "finite ones",
-                "Its covariance is singular: add noise.",
-            )  # fmt: skip
-        errors[which] = values
-        return tuple(torch.full(shape, torch.nan, dtype=torch.float64) for shape in shapes)
-
-    def lml() -> tuple[Tensor, ...]:
-        return (_plain(covariance.log_density(residual)) - count * log_scale,)
-
-    def clml() -> tuple[Tensor, ...]:
-        return (_tail_densities(covariance, residual, tails) - (count - m) * log_scale,)
-
-    def loo() -> tuple[Tensor, ...]:
-        return _leave_one_out(covariance, residual, scale)
-
-    def curves() -> tuple[Tensor, ...]:
-        terms = learning_curve(model, orders[:num_curves], units=units)
-        return (_plain(terms[:, :count]),)
-
-    def wider() -> tuple[Tensor, ...]:
-        wide, _ = observed_gaussian(model, rows, _WIDER)
-        total = _plain(wide.log_density(residual)) - count * log_scale
-        return total, _leave_one_out(wide, residual, scale)[0]
-
-    def condition() -> tuple[Tensor, ...]:
-        return (torch.tensor(covariance.condition_number(), dtype=torch.float64),)
-
-    (total,) = part("LML", lml, ())
-    (conditional,) = part("CLML", clml, (len(orders),))
-    left_out_densities, error, variance = part("LOO", loo, (count,), (count,), (count,))
-    (terms,) = part("learning curves", curves, (num_curves, count))
-    wider_total, wider_left_out = part("wider prior", wider, (), (count,))
-    (number,) = part("condition number", condition, ())
-    scores = ModelScores(
-        lml=float(total),
-        clml=conditional,
-        loo=left_out_densities,
-        loo_mean=targets[rows] - scale * error,
-        loo_variance=scale.square() * variance,
-        curves=terms,
-        wider_lml=float(wider_total),
-        wider_loo=wider_left_out,
-        condition_number=float(number),
-        rounding=float(number) * torch.finfo(covariance.dtype).eps,
-        failures={which: _said(error) for which, error in errors.items()},
-    )
-    return scores, errors
-
-
-def _attempt(compute: Callable[[], T]) -> T | Exception:
-    """A result, or the error in its place; warnings that the caller has made errors are raised."""
-    try:
-        return compute()
-    except Warning:
-        raise
-    except Exception as error:
-        return error
-
-
-def _said(error: Exception) -> str:
-    """The text of an error and its notes, in one line."""
-    notes = getattr(error, "__notes__", ())
-    return " ".join(" ".join([str(error) or type(error).__name__, *notes]).split())
-
-
-def _leave_one_out(
-    covariance: Covariance, residual: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Log densities in units of this scale; errors and variances in training units."""
-    mean, variance = map(_plain, covariance.leave_one_out(residual, torch.arange(len(residual))))
-    error = _plain(residual) - mean
-    normal = Normal(torch.zeros_like(error), variance.sqrt(), validate_args=False)
-    return normal.log_prob(error) - scale.log(), error, variance
-
-
-def _tail_densities(covariance: Covariance, residual: Tensor, tails: Tensor) -> Tensor:
-    """The joint density of each tail given all other points."""
-    at_once = _NUMBERS_AT_ONCE // tails.shape[-1] ** 2
-    if at_once < _WORTH_AN_INVERSE:
-        values = [covariance.conditional_log_density(residual, tail) for tail in tails]
-        return _plain(torch.stack(values))
-    parts = tails.split(at_once)
-    values = [covariance.block_log_densities(residual, [part]) for part in parts]
-    return _plain(torch.cat(values))
-
-
-def _plain(values: Tensor) -> Tensor:
-    return values.detach().to("cpu", torch.float64)
-
-
-def observed_gaussian(
-    model: ExactGP, rows: Tensor, prior_scale: float = 1.0
-) -> tuple[Covariance, Tensor]:
-    """Covariance and residuals of these rows, the prior of the function that much more variable."""
-    likelihood = cast(Likelihood, model.likelihood)
-    if prior_scale != 1.0:
-        likelihood = _WiderPrior(likelihood, prior_scale)
-    data = training_observations(model, likelihood)
-    if len(rows) == data.num_rows:
-        return data.covariance, data.residual
-    rows = rows.to(data.residual.device)
-    return data.covariance.take(rows), data.residual[rows]
-
-
-class _WiderPrior(Likelihood):
-    """A likelihood that sees the covariance of the function times a number."""
-
-    def __init__(self, likelihood: Likelihood, scale: float) -> None:
-        super().__init__()
-        self.likelihood, self.scale = likelihood, scale
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.likelihood(*args, **kwargs)
-
-    def __call__(self, input: Any, *args: Any, **kwargs: Any) -> Any:
-        covariance = input.lazy_covariance_matrix
-        if isinstance(covariance, LazyEvaluatedKernelTensor):
-            covariance = covariance.evaluate_kernel()
-        if isinstance(covariance, LowRankRootLinearOperator):
-            wider = LowRankRootLinearOperator(covariance.root * math.sqrt(self.scale))
-        else:
-            wider = covariance * self.scale
-        return self.forward(MultivariateNormal(input.mean, cast(Any, wider)), *args, **kwargs)
-
-
 Criterion = Literal["loo", "clml", "lml"]
-Scores = Mapping[str, ModelScores]
 
 CRITERIA: tuple[Criterion, ...] = ("lml", "clml", "loo")
 """Names of the criteria that models are compared by."""
 
-_VALUES: dict[Criterion, Callable[[ModelScores], float]] = {
-    "lml": lambda scores: scores.lml,
-    "clml": lambda scores: float(scores.clml.mean()),
-    "loo": lambda scores: float(scores.loo.sum()),
-}
+T = TypeVar("T")
 
 ROUNDING = 1e-6
 """Nats within which two models score the same."""
 
-_TOLERANCE = 1e-12  # of the objective a point
+_WIDER = 4.0  # times the prior covariance of the function
+_NUMBERS_IN_BLOCKS = 2**25  # in the covariances of held-out blocks
+_WORTH_AN_INVERSE = 4  # held-out blocks at once
+_TOLERANCE = 1e-12  # of the objective of weights a point
 _MOST_STEPS = 1000
 _MOST_EM_STEPS = 100_000
-_ROUNDING = 1e-10  # of a weight
+_WEIGHT_ROUNDING = 1e-10
 
 
 @dataclass(frozen=True)
@@ -322,6 +99,212 @@ def paired_difference(terms: ArrayLike, reference: ArrayLike) -> PairedDifferenc
     return PairedDifference(float(difference.sum()), math.sqrt(count) * spread)
 
 
+@dataclass(frozen=True, eq=False)
+class ModelScores:
+    """Scores of a model on its n observed training targets, in nats, in float64 on the CPU.
+
+    Attributes:
+        lml: The log marginal likelihood.
+        clml: Log densities of the points after the m-th given the first m, one for each
+            ordering, ``(k,)``.
+        loo: Log densities of points given all others, ``(n,)``.
+        loo_mean: Predictive means of points given all others, in the units of the comparison,
+            ``(n,)``.
+        loo_variance: Predictive variances of points given all others, with noise, ``(n,)``.
+        curves: Terms log p(y_i | y_<i) of the first orderings, ``(c, n)``.
+        wider_lml: The log marginal likelihood if the prior covariance of the function is four times
+            as large, with the same noise and mean.
+        wider_loo: Log densities of points given all others under that prior, ``(n,)``.
+        condition_number: Condition number of the observations' covariance, in the 1-norm; for a
+            model of fewer features than points the ratio of its extreme eigenvalues.
+        rounding: The condition number times the machine precision of the covariance's dtype.
+        failures: Reasons why parts are NaN, by name: "LML", "CLML", "LOO", "learning curves",
+            "wider prior", "condition number". Empty if all could be computed.
+    """
+
+    lml: float
+    clml: Tensor
+    loo: Tensor
+    loo_mean: Tensor
+    loo_variance: Tensor
+    curves: Tensor
+    wider_lml: float
+    wider_loo: Tensor
+    condition_number: float
+    rounding: float
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+    def value(self, criterion: Criterion) -> float:
+        """The value of a criterion; NaN if it could not be computed."""
+        values = {"lml": self.lml, "clml": self.clml.mean(), "loo": self.loo.sum()}
+        return float(values[criterion])
+
+    def difference(self, reference: ModelScores, criterion: Criterion) -> PairedDifference:
+        """Difference in a criterion, paired over points for LOO, over orderings for the CLML."""
+        if criterion == "loo":
+            return paired_difference(self.loo, reference.loo)
+        if criterion == "lml":
+            return PairedDifference(self.lml - reference.lml, math.nan)
+        total, count = paired_difference(self.clml, reference.clml), len(self.clml)
+        return PairedDifference(total.value / count, total.standard_error / count)
+
+
+def scored_in(criterion: Criterion, scores: Mapping[str, ModelScores]) -> list[str]:
+    """Names of the models whose criterion could be computed, in their order."""
+    return [name for name, model in scores.items() if not math.isnan(model.value(criterion))]
+
+
+def favourites(scores: Mapping[str, ModelScores]) -> dict[Criterion, str]:
+    """The best model by each criterion that some model has; of equal ones the first."""
+    best: dict[Criterion, str] = {}
+    for criterion in CRITERIA:
+        values = {name: scores[name].value(criterion) for name in scored_in(criterion, scores)}
+        if values:
+            least = max(values.values()) - ROUNDING
+            best[criterion] = next(name for name, value in values.items() if value >= least)
+    return best
+
+
+@torch.no_grad()
+def score_model(
+    name: str,
+    model: ExactGP,
+    targets: Tensor,
+    orders: Tensor,
+    m: int,
+    num_curves: int,
+    units: Units,
+) -> tuple[ModelScores, Mapping[str, Exception]]:
+    """Scores a model on its training data, without changing its parameters, mode and caches.
+
+    A score that fails is NaN and does not affect the others; an interrupt ends everything.
+
+    ``orders`` are of all rows, those with missing targets last; targets are in the units asked for.
+
+    Returns:
+        The scores, and the errors of those that failed, by their names.
+    """
+    rows = (~targets.isnan()).nonzero().squeeze(-1)
+    count = len(rows)
+    scale = units_of_targets(model, units)[0].cpu()
+    errors: dict[str, Exception] = {}
+    observed = _attempt(lambda: observed_gaussian(model, rows))
+    nothing = DenseCovariance(scale.new_empty(0, 0)), scale.new_empty(0)
+    covariance, residual = nothing if isinstance(observed, Exception) else observed
+    if len(covariance.shape) != 2 or residual.ndim != 1:
+        got = f"a covariance of shape {tuple(covariance.shape)}"
+        raise ShapeError(f"models[{name!r}]", got, "(n, n), one output and no batch")
+    index = torch.full((len(targets),), -1)  # of each row among the observed ones
+    index[rows] = torch.arange(count)
+    tails = index[orders[:, m:count]]
+    log_scale = float(scale.log())
+
+    def score(
+        which: str, compute: Callable[[], Sequence[Tensor]], *shapes: tuple[int, ...]
+    ) -> Sequence[Tensor]:
+        """The tensors of a score; NaN and an error where it, or the covariance, fails."""
+        result = observed if isinstance(observed, Exception) else _attempt(compute)
+        if not isinstance(result, Exception):
+            if which == "condition number" or all(map(all_finite, result)):
+                return [values.detach().to("cpu", torch.float64) for values in result]
+            result = NonFiniteError(
+                f"models[{name!r}]", f"{which}: values that are not finite", "finite ones",
+                "Its covariance is singular: add noise.",
+            )  # fmt: skip
+        errors[which] = result
+        return [torch.full(shape, torch.nan, dtype=torch.float64) for shape in shapes]
+
+    def wider() -> Sequence[Tensor]:
+        wide, _ = observed_gaussian(model, rows, _WIDER)
+        return wide.log_density(residual), _leave_one_out(wide, residual)[0]
+
+    (lml,) = score("LML", lambda: [covariance.log_density(residual)], ())
+    (clml,) = score("CLML", lambda: [_tail_densities(covariance, residual, tails)], (len(orders),))
+    loo, error, variance = score(
+        "LOO", lambda: _leave_one_out(covariance, residual), (count,), (count,), (count,)
+    )
+    (curves,) = score(
+        "learning curves",
+        lambda: [learning_curve(model, orders[:num_curves], units=units)[:, :count]],
+        (num_curves, count),
+    )
+    wider_lml, wider_loo = score("wider prior", wider, (), (count,))
+    (number,) = score(
+        "condition number",
+        lambda: [torch.tensor(covariance.condition_number(), dtype=torch.float64)],
+        (),
+    )
+    scores = ModelScores(
+        lml=float(lml) - count * log_scale,
+        clml=clml - (count - m) * log_scale,
+        loo=loo - log_scale,
+        loo_mean=targets[rows] - scale * error,
+        loo_variance=scale.square() * variance,
+        curves=curves,
+        wider_lml=float(wider_lml) - count * log_scale,
+        wider_loo=wider_loo - log_scale,
+        condition_number=float(number),
+        rounding=float(number) * torch.finfo(covariance.dtype).eps,
+        failures={which: _in_one_line(error) for which, error in errors.items()},
+    )
+    return scores, errors
+
+
+def _attempt(compute: Callable[[], T]) -> T | Exception:
+    """A result, or the error in its place; warnings that the caller has made errors are raised."""
+    try:
+        return compute()
+    except Warning:
+        raise
+    except Exception as error:
+        return error
+
+
+def _in_one_line(error: Exception) -> str:
+    """The text of an error and its notes."""
+    notes = getattr(error, "__notes__", ())
+    return " ".join(" ".join([str(error) or type(error).__name__, *notes]).split())
+
+
+def observed_gaussian(
+    model: ExactGP, rows: Tensor, prior_scale: float = 1.0
+) -> tuple[Covariance, Tensor]:
+    """Covariance and residuals of these rows, the prior of the function that much more variable."""
+    data = training_observations(model)
+    if prior_scale != 1.0:
+        if data.independent_noise is None:
+            got = f"{type(model.likelihood).__name__} with correlated noise"
+            raise UnsupportedError("model.likelihood", got, "independent noise")
+        latent = data.latent.evaluate_kernel()
+        if isinstance(latent, LowRankRootLinearOperator):  # which a factor would hide
+            wider = LowRankRootLinearOperator(latent.root * math.sqrt(prior_scale))
+        else:
+            wider = latent * prior_scale
+        data = replace(data, latent=wider)
+    if len(rows) == data.num_rows:
+        return data.covariance, data.residual
+    rows = rows.to(data.residual.device)
+    return data.covariance.take(rows), data.residual[rows]
+
+
+def _leave_one_out(covariance: Covariance, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log densities, errors and variances of points given all others, ``(n,)`` in float64."""
+    rows = torch.arange(len(residual))
+    mean, variance = (values.double() for values in covariance.leave_one_out(residual, rows))
+    error = residual.double() - mean
+    normal = Normal(torch.zeros_like(error), variance.sqrt(), validate_args=False)
+    return normal.log_prob(error), error, variance
+
+
+def _tail_densities(covariance: Covariance, residual: Tensor, tails: Tensor) -> Tensor:
+    """The joint density of each tail given all other points, ``(k,)``."""
+    size = _NUMBERS_IN_BLOCKS // tails.shape[-1] ** 2
+    if size < _WORTH_AN_INVERSE:
+        return torch.stack([covariance.conditional_log_density(residual, tail) for tail in tails])
+    values = [covariance.block_log_densities(residual, [some]) for some in tails.split(size)]
+    return torch.cat(values)
+
+
 @takes_arrays()
 @checked(log_densities="float (M, n)")
 def stacking_weights(log_densities: ArrayLike, pseudo_counts: float = 0.0) -> Tensor:
@@ -352,7 +335,6 @@ def stacking_weights(log_densities: ArrayLike, pseudo_counts: float = 0.0) -> Te
         n M operations a step of sequential quadratic programming, on the CPU in float64; with
         pseudo-counts of expectation maximization, some ten to hundreds of steps.
     """
-    import numpy as np
     from scipy.optimize import minimize
 
     check_finite("log_densities", log_densities)
@@ -361,71 +343,32 @@ def stacking_weights(log_densities: ArrayLike, pseudo_counts: float = 0.0) -> Te
     count = len(log_densities)
     logs = log_densities.detach().to("cpu", torch.float64)
     densities = (logs - logs.amax(0)).exp().numpy()  # relative to the best model of each point
-    start = np.full(count, 1 / count)
+    weights = np.full(count, 1 / count)
     if count > 1 and pseudo_counts:
-        start = _regularized_weights(densities, pseudo_counts)
+        weights = _regularized_weights(densities, pseudo_counts)
     elif count > 1:
-        found = minimize(
+        optimum = minimize(
             lambda w: -float(np.log(w @ densities).mean()),
-            start,
+            weights,
             jac=lambda w: -(densities / (w @ densities)).mean(1),
             method="SLSQP",
             bounds=[(0.0, 1.0)] * count,
             constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
             options={"ftol": _TOLERANCE, "maxiter": _MOST_STEPS},
-        )
-        start = np.where(found.x > _ROUNDING, found.x, 0.0)
-    return torch.as_tensor(start / start.sum()).to(log_densities)
+        ).x
+        weights = np.where(optimum > _WEIGHT_ROUNDING, optimum, 0.0)
+    return torch.as_tensor(weights / weights.sum()).to(log_densities)
 
 
-def _regularized_weights(
-    densities: NDArray[np.float64], pseudo_counts: float
-) -> NDArray[np.float64]:
+def _regularized_weights(densities: np.ndarray, pseudo_counts: float) -> np.ndarray:
     """Weights by expectation maximization; every step raises the objective."""
     count, points = densities.shape
-    weights = densities.sum(1) * 0 + 1 / count
+    weights = np.full(count, 1 / count)
     for _ in range(_MOST_EM_STEPS):
         shares = weights[:, None] * densities
         shares /= shares.sum(0)
-        after = (shares.sum(1) + pseudo_counts) / (points + count * pseudo_counts)
-        moved = float(abs(after - weights).max())
-        weights = after
-        if moved < _ROUNDING:
+        previous = weights
+        weights = (shares.sum(1) + pseudo_counts) / (points + count * pseudo_counts)
+        if float(abs(weights - previous).max()) < _WEIGHT_ROUNDING:
             break
     return weights
-
-
-def value_of(criterion: Criterion, scores: ModelScores) -> float:
-    """The value of a criterion for a model; NaN if it could not be computed."""
-    return _VALUES[criterion](scores)
-
-
-def scored_in(criterion: Criterion, scores: Scores) -> list[str]:
-    """Names of the models whose criterion could be computed, in their order."""
-    return [name for name in scores if not math.isnan(value_of(criterion, scores[name]))]
-
-
-def favourites(scores: Scores) -> dict[Criterion, str]:
-    """The best model by each criterion; of equal ones the first in their order.
-
-    A criterion that no model has is left out.
-    """
-    found: dict[Criterion, str] = {}
-    for criterion in CRITERIA:
-        values = {name: value_of(criterion, scores[name]) for name in scored_in(criterion, scores)}
-        if values:
-            least = max(values.values()) - ROUNDING
-            found[criterion] = next(name for name, value in values.items() if value >= least)
-    return found
-
-
-def difference_in(
-    criterion: Criterion, scores: ModelScores, reference: ModelScores
-) -> PairedDifference:
-    """Difference in a criterion, paired over points for LOO, over orderings for the CLML."""
-    if criterion == "loo":
-        return paired_difference(scores.loo, reference.loo)
-    if criterion == "lml":
-        return PairedDifference(scores.lml - reference.lml, math.nan)
-    total, count = paired_difference(scores.clml, reference.clml), len(scores.clml)
-    return PairedDifference(total.value / count, total.standard_error / count)

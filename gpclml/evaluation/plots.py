@@ -1,4 +1,4 @@
-"""Plots of a comparison: criteria and learning curves; and what all plots share."""
+"""Plots of a comparison: criteria, learning curves, calibration, and fits."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
+import torch
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models import ExactGP
+from torch import Tensor
 
 from gpclml._utils.extras import needs_extra
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
-from gpclml.evaluation.comparison import Comparison
-from gpclml.evaluation.model_scores import CRITERIA, Criterion, difference_in, scored_in, value_of
-from gpclml.evaluation.ranking import score_models
+from gpclml.evaluation.comparison import Comparison, score_models
+from gpclml.evaluation.model_scores import CRITERIA, Criterion, scored_in
+from gpclml.inference.posterior import marginal_predictive
+from gpclml.inference.units import units_of_targets
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,18 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GUIDE",
-    "as_comparison",
-    "axes_for",
-    "ink",
-    "legend_below",
+    "plot_calibration",
     "plot_compare",
+    "plot_fit",
     "plot_learning_curves",
-    "say_nothing_drawn",
-    "set_scale_of_nats",
     "style_of",
 ]
-
-_NEAR, _FAR = 10.0, 100.0  # nats
 
 GUIDE: dict[str, Any] = {"color": "gray", "linewidth": 0.8, "zorder": 0}
 """Style of the lines that values are compared with."""
@@ -43,16 +41,20 @@ GUIDE: dict[str, Any] = {"color": "gray", "linewidth": 0.8, "zorder": 0}
 # default. The lines differ too, so that no plot rests on colours alone.
 _COLOURS = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999"
 _LINES = "-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1))
-
 _LABELS = {
     "lml": "log marginal likelihood",
     "clml": "conditional log marginal likelihood",
     "loo": "leave-one-out",
 }
-
+_NEAR, _FAR = 10.0, 100.0  # nats
+_BELOW = 0.25  # of the distance of two models: a difference below its score
 _WINDOWS = 40  # evenly spaced in the logarithm of the number of points
 _REACH = 3  # times what the first model learns; the rest of a worse one is cut off
-_BELOW = 0.25  # of the distance of two models: a difference below its score
+_BINS = 10
+_TAILS = (0.025, 0.975)
+_DEVIATIONS = 2
+_GRID = 300  # points along one input
+_MARGIN = 0.05  # beyond the data
 
 
 def plot_compare(
@@ -86,39 +88,39 @@ def plot_compare(
         UnknownNameError: If there is no such criterion.
         ArgumentError: If there are several axes, or options are given with a comparison.
     """
-    compared = as_comparison(comparison, options)
+    compared, scores = _compared(comparison, options)
     criterion = compared.rank_by if criterion is None else criterion
     if criterion not in CRITERIA:
         raise UnknownNameError("criterion", criterion, CRITERIA)
-    axes = axes_for(ax, 1, 1.2 + 0.4 * len(compared.scores))[0]
-    scored = scored_in(criterion, compared.scores)
+    axes = _axes(ax, 1, 1.2 + 0.4 * len(scores))[0]
+    scored = scored_in(criterion, scores)
     given = f", given {compared.m} of {len(compared.targets)}" if criterion == "clml" else ""
     axes.set_title(f"{_LABELS[criterion]}{given}")
-    axes.set_yticks(range(len(compared.scores)), list(compared.scores))
-    axes.set_ylim(len(compared.scores) - 0.5, -0.5)
+    axes.set_yticks(range(len(scores)), list(scores))
+    axes.set_ylim(len(scores) - 0.5, -0.5)
     if not scored:
-        say_nothing_drawn(axes, criterion.upper())
+        _say_nothing_drawn(axes, criterion.upper())
         return axes
-    first = compared.scores[scored[0]]
-    differences = {name: difference_in(criterion, compared.scores[name], first) for name in scored}
-    best = max(one.value for one in differences.values())
+    first = scores[scored[0]]
+    differences = {name: scores[name].difference(first, criterion) for name in scored}
+    best = max(difference.value for difference in differences.values())
     errors = compared.table.get(f"{criterion}_se")  # the LML has none
-    for place, name in enumerate(compared.scores):
+    for row, name in enumerate(scores):
         if name not in scored:
             continue
         value, paired = differences[name].value, differences[name].standard_error
-        colour = style_of(place)["color"]
+        colour = style_of(row)["color"]
         axes.errorbar(
-            value, place, xerr=None if errors is None else errors[name], fmt="o", color=colour,
+            value, row, xerr=None if errors is None else errors[name], fmt="o", color=colour,
             capsize=3, markerfacecolor=colour if value == best else "none",
         )  # fmt: skip
         if name != scored[0] and not math.isnan(paired):
             triangle = {"fmt": "^", "color": "gray", "markersize": 4, "capsize": 2}
-            axes.errorbar(value, place + _BELOW, xerr=paired, **triangle)
+            axes.errorbar(value, row + _BELOW, xerr=paired, **triangle)
     axes.axvline(0, **GUIDE)
     axes.margins(x=0.08)
-    set_scale_of_nats(axes, "x", max(abs(one.value) for one in differences.values()))
-    value = f"{value_of(criterion, first):.1f}".replace("-", "\N{MINUS SIGN}")
+    _set_scale_of_nats(axes, "x", max(abs(d.value) for d in differences.values()))
+    value = f"{first.value(criterion):.1f}".replace("-", "\N{MINUS SIGN}")
     axes.set_xlabel(f"nats from the {value} of {scored[0]}")
     return axes
 
@@ -146,37 +148,42 @@ def plot_learning_curves(
     Returns:
         The two axes.
     """
-    compared = as_comparison(comparison, options)
-    places = {name: place for place, name in enumerate(compared.scores)}
-    curves = {
-        name: scores.curves.numpy()
-        for name, scores in compared.scores.items()
-        if not bool(scores.curves.isnan().any())
-    }
-    panels = axes_for(ax, 2, 5.6, sharex=True)
+    compared, scores = _compared(comparison, options)
+    panels = _axes(ax, 2, 5.6, sharex=True)
     above, below = panels
+    curves = {
+        name: (model.curves.numpy(), style_of(row))
+        for row, (name, model) in enumerate(scores.items())
+        if not bool(model.curves.isnan().any())
+    }
     if not curves:
-        say_nothing_drawn(above, "learning curves")
+        _say_nothing_drawn(above, "learning curves")
         return panels
     count = len(compared.targets)
     edges = np.unique(np.geomspace(1, count + 1, _WINDOWS + 1).round().astype(np.int64))
     middles = np.sqrt(edges[:-1] * np.maximum(edges[1:] - 1, 1))
-    first = next(iter(curves.values()))
-    base = first if len(curves) > 1 else 0.0
-    largest = max(abs(float((terms - base).sum(1).mean())) for terms in curves.values())
-    set_scale_of_nats(below, "y", largest)
-    for name, terms in curves.items():
-        means = np.add.reduceat(terms, edges[:-1] - 1, axis=1) / np.diff(edges)
-        _line(above, middles, means, places[name], name)
+    first = next(iter(curves))
+    base = curves[first][0] if len(curves) > 1 else 0.0
+    means, largest = [], 0.0
+    for name, (terms, style) in curves.items():
+        windows = np.add.reduceat(terms, edges[:-1] - 1, axis=1) / np.diff(edges)
+        means.append(_line(above, middles, windows, style, name))
+        sums = (terms - base).cumsum(1)
+        largest = max(largest, abs(float(sums[:, -1].mean())))
         if terms is not base:
-            _line(below, np.arange(1, count + 1), (terms - base).cumsum(1), places[name], name)
-    above.set(ylabel="nats a point", ylim=_limits(list(curves.values()), edges))
+            _line(below, np.arange(1, count + 1), sums, style, name)
+    # Most means, and the first model in detail if another is far worse.
+    top = max(float(mean.max()) for mean in means)
+    reach = _REACH * max(float(np.ptp(means[0])), 0.5)
+    low = max(float(np.quantile(np.concatenate(means), 0.02)), top - reach)
+    margin = 0.1 * max(top - low, 1e-3)
+    above.set(ylabel="nats a point", ylim=(low - margin, top + margin))
     above.set_title("log density of the next point")
-    what = f"log evidence less that of {next(iter(curves))}" if len(curves) > 1 else "log evidence"
-    below.set_title(what)
+    below.set_title(f"log evidence less that of {first}" if len(curves) > 1 else "log evidence")
     below.axhline(0, **GUIDE)
     below.set(xlabel="points", ylabel="nats")
-    for panel in (above, below):
+    _set_scale_of_nats(below, "y", largest)
+    for panel in panels:
         panel.set_xscale("log")
         panel.xaxis.set_major_formatter("{x:g}")
         panel.axvline(max(compared.m, 1), linestyle=":", **GUIDE | {"linewidth": 1})
@@ -184,48 +191,185 @@ def plot_learning_curves(
         max(compared.m, 1), 0.03, f"m = {compared.m} ", transform=above.get_xaxis_transform(),
         ha="right", fontsize="small", color="gray",
     )  # fmt: skip
-    legend_below(below, *above.get_legend_handles_labels())
+    _legend_below(below, above)
     return panels
 
 
-def _line(axes: Axes, x: NDArray, values: NDArray, place: int, name: str) -> None:
-    mean, count, style = values.mean(0), len(values), style_of(place)
+def _line(axes: Axes, x: NDArray, values: NDArray, style: dict[str, Any], name: str) -> NDArray:
+    """Draws the mean of k curves ``(k, x)``, which it returns, and a band of its error."""
+    mean, count = values.mean(0), len(values)
     axes.plot(x, mean, label=name, **style)
     if count > 1:
         band = 2 * values.std(0, ddof=1) / np.sqrt(count)
-        axes.fill_between(
-            x, mean - band, mean + band, color=style_of(place)["color"], alpha=0.2, lw=0
-        )
+        axes.fill_between(x, mean - band, mean + band, color=style["color"], alpha=0.2, lw=0)
+    return mean
 
 
-def _limits(curves: Sequence[NDArray], edges: NDArray[np.int64]) -> tuple[float, float]:
-    """Limits that show most means, and the first model in detail if another is far worse."""
-    means = [np.add.reduceat(one.mean(0), edges[:-1] - 1) / np.diff(edges) for one in curves]
-    every, top = np.concatenate(means), max(float(one.max()) for one in means)
-    reach = _REACH * max(float(np.ptp(means[0])), 0.5)
-    low = max(float(np.quantile(every, 0.02)), top - reach)
-    margin = 0.1 * max(top - low, 1e-3)
-    return low - margin, top + margin
+def plot_calibration(
+    comparison: Comparison | Mapping[str, ExactGP],
+    *,
+    ax: AxesGiven = None,
+    **options: Any,
+) -> NDArray[np.object_]:
+    r"""Plots calibration: probability integral transforms and coverage of intervals, in two panels.
+
+    Predictions are from all other points; models without LOO are left out. The upper panel is a
+    histogram of :math:`\Phi((y_i - \mu_{-i}) / \sigma_{-i})`: flat for calibrated predictions, high
+    at both ends for overconfident ones, high in the middle for underconfident ones. The lower panel
+    is the share of targets within the central interval of each nominal share, less that share; an
+    overconfident model is below zero. Grey bands contain 95% of what chance gives for independent
+    points, which is an approximation.
+
+    Args:
+        comparison: As for :func:`plot_compare`, as are options and errors.
+        ax: Two axes to draw in; None for those of a new figure of pyplot.
+        **options: Options of :func:`score_models`, if models are given.
+
+    Returns:
+        The two axes.
+    """
+    from scipy.stats import binom
+
+    compared, scores = _compared(comparison, options)
+    panels = _axes(ax, 2, 5.6)
+    above, below = panels
+    count = len(compared.targets)
+    nominal = np.linspace(0, 1, 101)
+    low, high = (float(binom.ppf(q, count, 1 / _BINS)) * _BINS / count for q in _TAILS)
+    above.axhspan(low, high, color="gray", alpha=0.2, lw=0)
+    low, high = (binom.ppf(q, count, nominal) / count - nominal for q in _TAILS)
+    below.fill_between(nominal, low, high, color="gray", alpha=0.2, lw=0)
+    scored = scored_in("loo", scores)
+    for row, (name, model) in enumerate(scores.items()):
+        if name not in scored:
+            continue
+        errors = (compared.targets - model.loo_mean) / model.loo_variance.sqrt()
+        shares = torch.special.ndtr(errors).numpy()
+        heights, edges = np.histogram(shares, bins=_BINS, range=(0, 1), density=True)
+        above.stairs(heights, edges, baseline=None, linewidth=1.5, **style_of(row))
+        inside = (np.abs(2 * shares - 1)[:, None] <= nominal).mean(0)
+        below.plot(nominal, inside - nominal, label=name, **style_of(row))
+    above.axhline(1, **GUIDE)
+    below.axhline(0, **GUIDE)
+    above.set_title("place of targets in their predictions")
+    above.set(
+        xlabel="predictive probability of less", ylabel="density", xlim=(0, 1), ylim=(0, None)
+    )
+    below.set_title("coverage of central intervals")
+    below.set(xlabel="nominal share", ylabel="observed less nominal", xlim=(0, 1))
+    if not scored:
+        _say_nothing_drawn(above, "LOO")
+    _legend_below(below, below)
+    return panels
 
 
-def as_comparison(comparison: object, options: Mapping[str, Any]) -> Comparison:
-    """The comparison itself, or that of models, which are scored."""
+def plot_fit(
+    comparison: Comparison | Mapping[str, ExactGP],
+    *,
+    ax: AxesGiven = None,
+    **options: Any,
+) -> NDArray[np.object_]:
+    """Plots the predictions of each model and the targets, a panel for each model.
+
+    With one input it shows mean and two standard deviations of observations over the input, given
+    all targets; otherwise targets against their predictions from all other points, with two
+    standard deviations. The panel of a model without LOO says so.
+
+    Args:
+        comparison: As for :func:`plot_compare`, as are options and errors.
+        ax: Axes to draw in, one for each model in the order of the ranking; None for those of a
+            new figure of pyplot.
+        **options: Options of :func:`score_models`, if models are given.
+
+    Returns:
+        The axes, one for each model.
+    """
+    compared, scores = _compared(comparison, options)
+    inputs = {name: _single_input(model) for name, model in compared.models.items()}
+    count = len(inputs)
+    is_function = all(x is not None for x in inputs.values())
+    columns = 1 if is_function else min(count, 2)
+    height = 0.4 + (2.7 if columns == 2 else 4.2) * -(-count // columns)
+    panels = _axes(ax, count, 0.6 + 1.9 * count if is_function else height, columns)
+    from matplotlib import rcParams
+
+    ink = rcParams["text.color"]  # black on white, white on black
+    targets, scored = compared.targets.numpy(), scored_in("loo", scores)
+    for row, (name, panel) in enumerate(zip(inputs, panels, strict=True)):
+        model, style = scores[name], style_of(row)
+        panel.set_title(name)
+        if name not in scored:
+            _say_nothing_drawn(panel, "predictions")
+        elif is_function:
+            x = cast(Tensor, inputs[name])
+            at, mean, deviation = _function(compared, name, x)
+            low, high = mean - _DEVIATIONS * deviation, mean + _DEVIATIONS * deviation
+            panel.fill_between(at, low, high, alpha=0.2, lw=0, color=style["color"])
+            panel.plot(at, mean, **style)
+            points = x.squeeze(-1).cpu()[compared.rows].numpy()
+            panel.plot(points, targets, ".", color=ink, markersize=4, alpha=0.7)
+        else:
+            mean, deviation = model.loo_mean.numpy(), model.loo_variance.sqrt().numpy()
+            panel.errorbar(
+                mean, targets, xerr=_DEVIATIONS * deviation, fmt=".", markersize=5,
+                elinewidth=0.6, color=style["color"], alpha=min(1.0, 0.15 + 30 / len(targets)),
+            )  # fmt: skip
+            ends = [min(targets.min(), mean.min()), max(targets.max(), mean.max())]
+            panel.plot(ends, ends, color=ink, linewidth=0.8)
+        if row % columns == 0:
+            panel.set_ylabel("target")
+        if row + columns >= count:
+            panel.set_xlabel("input" if is_function else "prediction from the others")
+    return panels
+
+
+def _single_input(model: ExactGP) -> Tensor | None:
+    """Inputs ``(n, 1)`` of a model of one column, in the user's units, if these are known."""
+    inputs = cast(tuple[Tensor, ...], model.train_inputs)
+    if len(inputs) != 1 or inputs[0].shape[-1] != 1:
+        return None
+    transform = getattr(model, "input_transform", None)
+    if transform is None or model.training:
+        return inputs[0].detach()
+    try:
+        return transform.untransform(inputs[0].detach())
+    except NotImplementedError:
+        return None
+
+
+@torch.no_grad()
+def _function(compared: Comparison, name: str, x: Tensor) -> tuple[NDArray, NDArray, NDArray]:
+    """A grid along one input, and means and deviations of new observations there."""
+    model, margin = compared.models[name], _MARGIN * float(x.max() - x.min())
+    grid = torch.linspace(float(x.min()) - margin, float(x.max()) + margin, _GRID).to(x)
+    noise = None
+    if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):  # of new points unknown
+        noise = cast(Any, model.likelihood.noise_covar).noise.mean().expand(_GRID)
+    normal = marginal_predictive(model, grid.unsqueeze(-1), noise)
+    scale, shift = units_of_targets(model, compared.units)
+    mean = scale.cpu() * normal.mean.cpu().double() + shift.cpu()
+    return grid.cpu().numpy(), mean.numpy(), (scale * normal.stddev.double()).cpu().numpy()
+
+
+def _compared(comparison: object, options: Mapping[str, Any]) -> tuple[Comparison, Any]:
+    """The comparison itself, or that of models, which are scored; and the scores in it."""
     if isinstance(comparison, Comparison):
         if options:
             suggestion = "Give them to score_models."
             raise ArgumentError(
                 "options", ", ".join(options), "none beside a comparison", suggestion
             )
-        return comparison
-    if not isinstance(comparison, Mapping):
+    elif isinstance(comparison, Mapping):
+        comparison = score_models(comparison, **options)
+    else:
         raise UnsupportedError(
             "comparison", type(comparison).__name__, "what score_models gives, or models by name",
             "The table of compare is not enough for a plot: use score_models.",
         )  # fmt: skip
-    return score_models(comparison, **options)
+    return comparison, comparison.scores
 
 
-def axes_for(
+def _axes(
     ax: AxesGiven, count: int, height: float, columns: int = 1, **options: Any
 ) -> NDArray[np.object_]:
     """The axes given, whose number is checked, or those of a new figure of pyplot.
@@ -244,39 +388,32 @@ def axes_for(
             panel.remove()
         return panels[:count]
     given = np.ravel(np.asarray(ax, dtype=object))
-    if len(given) != count or not all(isinstance(one, Axes) for one in given):
-        kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in given))
+    if len(given) != count or not all(isinstance(axes, Axes) for axes in given):
+        kinds = ", ".join(dict.fromkeys(type(axes).__name__ for axes in given))
         expected = f"{count} axes of matplotlib"
         raise ArgumentError("ax", f"{len(given)} of type {kinds or 'none'}", expected)
     return given
 
 
-def style_of(place: int) -> dict[str, Any]:
-    """Colour and line of a model by its place: those of the style in use, if one is."""
+def style_of(number: int) -> dict[str, Any]:
+    """Colour and line of a model by its number: those of the style in use, if one is."""
     from matplotlib import rcParams, rcParamsDefault
 
     cycle = rcParams["axes.prop_cycle"]
-    own = cycle == rcParamsDefault["axes.prop_cycle"]
-    colours = _COLOURS if own else cycle.by_key().get("color", _COLOURS)
+    is_default = cycle == rcParamsDefault["axes.prop_cycle"]
+    colours = _COLOURS if is_default else cycle.by_key().get("color", _COLOURS)
     lines = cycle.by_key().get("linestyle", _LINES)
-    return {"color": colours[place % len(colours)], "linestyle": lines[place % len(lines)]}
+    return {"color": colours[number % len(colours)], "linestyle": lines[number % len(lines)]}
 
 
-def ink() -> str:
-    """The colour of text in the style in use: black on white, white on black."""
-    from matplotlib import rcParams
-
-    return cast(str, rcParams["text.color"])
-
-
-def set_scale_of_nats(axes: Axes, which: Literal["x", "y"], largest: float) -> None:
+def _set_scale_of_nats(axes: Axes, which: Literal["x", "y"], largest: float) -> None:
     """Makes the scale logarithmic beyond 10 nats if the largest difference is above 100."""
     if largest > _FAR:
         set_scale = axes.set_xscale if which == "x" else axes.set_yscale
         set_scale("symlog", linthresh=_NEAR)
 
 
-def say_nothing_drawn(axes: Axes, missing: str) -> None:
+def _say_nothing_drawn(axes: Axes, missing: str) -> None:
     """Writes into empty axes what could not be computed."""
     axes.text(
         0.5, 0.5, f"{missing} could not be computed", transform=axes.transAxes, ha="center",
@@ -284,11 +421,11 @@ def say_nothing_drawn(axes: Axes, missing: str) -> None:
     )  # fmt: skip
 
 
-def legend_below(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    """Draws a legend below the label of the lower axis; none without labels."""
-    if not labels:
-        return
-    axes.legend(
-        handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False,
-        fontsize="small", ncols=min(len(labels), 3),
-    )  # fmt: skip
+def _legend_below(axes: Axes, labelled: Axes) -> None:
+    """Draws a legend of the labels of some axes below those at the bottom; none without labels."""
+    handles, labels = labelled.get_legend_handles_labels()
+    if labels:
+        axes.legend(
+            handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False,
+            fontsize="small", ncols=min(len(labels), 3),
+        )  # fmt: skip

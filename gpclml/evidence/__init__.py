@@ -5,13 +5,6 @@
 :mod:`~gpclml.evidence.bounds` bounds the risk by PAC-Bayes theorems.
 """
 
-from gpclml.evidence.criteria import PredictiveCriterion, Scale, aic, bic, psis_loo, waic
+from gpclml.evidence.criteria import PredictiveCriterion, psis_loo, waic
 
-__all__ = [
-    "PredictiveCriterion",
-    "Scale",
-    "aic",
-    "bic",
-    "psis_loo",
-    "waic",
-]
+__all__ = ["PredictiveCriterion", "psis_loo", "waic"]

@@ -1,8 +1,8 @@
-r"""Information criteria: estimates from the training data of how well new data are predicted.
+"""Information criteria: estimates from the training data of how well new data are predicted.
 
-All are sums over the n points in nats, larger better, on the scale ``"log"``, and -2 times that,
-smaller better, on the scale ``"deviance"`` of the papers. BIC estimates the log evidence; AIC,
-WAIC and PSIS-LOO the log density of n new points, each given all the data.
+WAIC and PSIS-LOO estimate the log density of n new points, each given all the data. They are sums
+over the n points in nats, larger better, on the scale ``"log"``, and -2 times that, smaller better,
+on the scale ``"deviance"`` of the papers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import all_finite, check_counts, check_finite, checked
+from gpclml._utils.arguments import all_finite, check_finite, checked
 from gpclml.errors import ShapeError, UnsupportedError
 
-__all__ = ["PredictiveCriterion", "Scale", "aic", "bic", "psis_loo", "waic"]
+__all__ = ["PredictiveCriterion", "psis_loo", "waic"]
 
 Scale = Literal["log", "deviance"]
 
@@ -49,53 +49,6 @@ class PredictiveCriterion:
     diagnostic: Tensor
     unreliable: Tensor
     scale: Scale
-
-
-@checked(log_likelihood="float (*batch)")
-def aic(log_likelihood: Tensor | float, num_parameters: int, *, scale: Scale = "log") -> Tensor:
-    r"""Akaike's criterion, :math:`\log p(y \mid \hat w) - k`, in nats (Akaike 1974).
-
-    Args:
-        log_likelihood: Largest log-likelihood, of all points, ``(*batch,)``.
-        num_parameters: Number k of parameters fitted.
-        scale: ``"deviance"`` gives -2 times it.
-
-    Returns:
-        The criterion, ``(*batch,)``.
-
-    Raises:
-        ArgumentError: If a number is negative or the scale unknown.
-        NonFiniteError: If the log-likelihood is not finite.
-    """
-    check_counts(0, num_parameters=num_parameters)
-    return _factor(scale) * (_finite(log_likelihood) - num_parameters)
-
-
-@checked(log_likelihood="float (*batch)")
-def bic(
-    log_likelihood: Tensor | float, num_parameters: int, num_data: int, *, scale: Scale = "log"
-) -> Tensor:
-    r"""The Bayesian criterion, :math:`\log p(y \mid \hat w) - \frac k2 \log n` (Schwarz 1978).
-
-    In nats, it is the log evidence up to a term that stays bounded as n grows.
-
-    Args:
-        log_likelihood: Largest log-likelihood, of all points, ``(*batch,)``.
-        num_parameters: Number k of parameters fitted.
-        num_data: Number n of points.
-        scale: ``"deviance"`` gives -2 times it.
-
-    Returns:
-        The criterion, ``(*batch,)``.
-
-    Raises:
-        ArgumentError: If a number is out of range or the scale unknown.
-        NonFiniteError: If the log-likelihood is not finite.
-    """
-    check_counts(0, num_parameters=num_parameters)
-    check_counts(num_data=num_data)
-    penalty = 0.5 * num_parameters * math.log(num_data)
-    return _factor(scale) * (_finite(log_likelihood) - penalty)
 
 
 @checked(log_likelihoods="float (S, N)")
@@ -159,7 +112,7 @@ def psis_loo(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCrit
     """
     _check_draws(log_likelihoods, _FEWEST_PSIS_DRAWS)
     draws = log_likelihoods.detach().to("cpu", torch.float64)
-    pairs = [_smoothed_log_weights(of_point) for of_point in draws.T]
+    pairs = [_smoothed_log_weights(log_likelihood) for log_likelihood in draws.T]
     log_weights = torch.stack([weights for weights, _ in pairs], dim=1)
     shape = torch.tensor([shape for _, shape in pairs], dtype=torch.float64)
     fit = torch.logsumexp(draws, dim=0) - math.log(len(draws))
@@ -171,7 +124,12 @@ def psis_loo(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCrit
 
 def _smoothed_log_weights(log_likelihood: Tensor) -> tuple[Tensor, float]:
     """Logarithms of the weights of all draws for one point, sum one, and their Pareto shape."""
-    array_stats = _array_stats()
+    try:
+        from arviz_stats.base.array import array_stats
+    except ImportError as error:
+        suggestion = f"Install it: pip install 'gpclml[criteria]'. {error}"
+        expected = "the package beside gpclml"
+        raise UnsupportedError("psis_loo", "no arviz-stats", expected, suggestion) from None
     raw = torch.log_softmax(-log_likelihood, dim=0)
     if bool((log_likelihood == log_likelihood[0]).all()):
         return raw, -math.inf
@@ -188,20 +146,11 @@ def _smoothed_log_weights(log_likelihood: Tensor) -> tuple[Tensor, float]:
     return smoothed, float(shape)
 
 
-def _array_stats():
-    try:
-        from arviz_stats.base.array import array_stats
-    except ImportError as error:
-        suggestion = f"Install it: pip install 'gpclml[criteria]'. {error}"
-        expected = "the package beside gpclml"
-        raise UnsupportedError("psis_loo", "no arviz-stats", expected, suggestion) from None
-    return array_stats
-
-
 def _criterion(
     fit: Tensor, pointwise: Tensor, diagnostic: Tensor, unreliable: Tensor, scale: Scale
 ) -> PredictiveCriterion:
-    factor, count = _factor(scale), len(pointwise)
+    """The criterion made of its terms and those of the fit, ``(N,)``, in nats."""
+    factor, count = 1.0 if scale == "log" else -2.0, len(pointwise)
     # The variance of one term is NaN, said with a warning.
     spread = pointwise.std() if count > 1 else pointwise.new_tensor(math.nan)
     return PredictiveCriterion(
@@ -215,20 +164,9 @@ def _criterion(
     )
 
 
-def _factor(scale: Scale) -> float:
-    return 1.0 if scale == "log" else -2.0
-
-
 def _check_draws(log_likelihoods: Tensor, fewest: int) -> None:
+    """Refuses too few draws, and values that are not finite."""
     got = tuple(log_likelihoods.shape)
     if got[0] < fewest:
         raise ShapeError("log_likelihoods", got, f"(S, N), S at least {fewest}", "Draw more.")
     check_finite("log_likelihoods", log_likelihoods)
-
-
-def _finite(log_likelihood: Tensor | float) -> Tensor:
-    tensor = torch.as_tensor(
-        log_likelihood, dtype=None if isinstance(log_likelihood, Tensor) else torch.float64
-    )
-    check_finite("log_likelihood", tensor)
-    return tensor

@@ -9,32 +9,24 @@ function at the next point alone, so that nothing but its mean and variance is n
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
-from gpytorch.distributions import MultivariateNormal
-from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ExactGP
-from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, checked, seeded
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml.conditioning import as_orders
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
-from gpclml.evidence.sampling.monte_carlo import Estimate, mean_estimate
-from gpclml.inference.observations import Observations, observations, training_observations
+from gpclml.evidence.sampling import Estimate, mean_estimate
+from gpclml.inference.observations import Observations, training_observations
 from gpclml.inference.units import Units, term_offset
 from gpclml.linalg import Covariance
 
-__all__ = [
-    "Estimate",
-    "SumOfTrainingLosses",
-    "TrainingSpeed",
-    "posterior_divergences",
-    "training_speed",
-]
+__all__ = ["SumOfTrainingLosses", "TrainingSpeed", "training_speed"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +45,6 @@ class TrainingSpeed:
             in expectation, tighter than :math:`L(D)`.
         gaussian: :math:`L_S(D)`, the density under the Gaussian with mean and variance of k
             draws: no bound; its bias falls with the number of draws.
-        num_samples: Number k of draws.
 
     The standard errors of ``lower``, ``multi_sample`` and ``gaussian`` are over draws alone, given
     the orderings.
@@ -64,16 +55,6 @@ class TrainingSpeed:
     lower: Estimate
     multi_sample: Estimate
     gaussian: Estimate
-    num_samples: int
-
-    @property
-    def gap(self) -> float:
-        r"""The log marginal likelihood less L(D), in nats.
-
-        It is :math:`\sum_i KL(p(\theta \mid D_{<i}) \,\|\, p(\theta \mid D_{\le i}))` (Lyle et
-        al. 2020, Proposition 3.1, Eq. 6); :func:`posterior_divergences` has its terms.
-        """
-        return self.log_marginal_likelihood - self.expected.value
 
 
 @torch.no_grad()
@@ -128,7 +109,9 @@ def training_speed(
     check_counts(2, "A variance needs two draws.", num_samples=num_samples)
     check_counts(repeats=repeats)
     generator = seeded(seed)
-    data, prefixes = _model_prefixes(model, orderings, generator)
+    data, noise = single_target_data(model)
+    orders = as_orders(orderings, data.num_rows, generator)
+    prefixes = predict_prefixes(data.covariance, data.residual, noise, orders)
     offset = float(term_offset(model, data, units).double().sum())
     values, variances = [], []  # of the three estimators, for each ordering
     shape = repeats, num_samples, prefixes.errors.shape[-1]
@@ -151,49 +134,7 @@ def training_speed(
         lower=lower,
         multi_sample=multi_sample,
         gaussian=gaussian,
-        num_samples=num_samples,
     )
-
-
-@torch.no_grad()
-@checked(orderings="index (k, n)")
-def posterior_divergences(model: ExactGP, orderings: int | Tensor = 1, *, seed: int = 0) -> Tensor:
-    r"""How far each point moves the posterior, KL(p(θ | D_<i) || p(θ | D_<=i)), in nats.
-
-    The sum of a row is the log marginal likelihood less :math:`L(D)` (Lyle et al.
-    2020, Proposition 3.1, Eq. 6). With the quantities of :func:`training_speed` and
-    :math:`q_i = v_i / s_i`,
-
-    .. math:: KL_i = \tfrac12 \Big[q_i - \log(1 + q_i) + \frac{e_i^2 q_i}{s_i + v_i}\Big],
-
-    The divergence is the same for parameters and for functions, since the likelihood depends on θ
-    through f_i alone.
-
-    Args:
-        model: As for :func:`training_speed`.
-        orderings: Number of random orderings, or the orderings, ``(k, n)``.
-        seed: Seed of random orderings.
-
-    Returns:
-        Term i of row j is that of point ``orderings[j, i]``, ``(k, n)``; zero where the target
-        is missing.
-
-    Raises:
-        ArgumentError, ShapeError, UnsupportedError: As :func:`training_speed`.
-
-    Note:
-        n³/3 floating-point operations for each ordering.
-    """
-    return divergences(_model_prefixes(model, orderings, seeded(seed))[1])
-
-
-def _model_prefixes(
-    model: ExactGP, orderings: int | Tensor, generator: torch.Generator
-) -> tuple[Observations, Prefixes]:
-    data = single_target_data(model)
-    orders = as_orders(orderings, data.num_rows, generator)
-    noise = noise_variances(cast(Likelihood, model.likelihood), data)
-    return data, predict_prefixes(data.covariance, data.residual, noise, orders)
 
 
 @dataclass(frozen=True)
@@ -223,8 +164,8 @@ def predict_prefixes(
     return Prefixes(errors.double(), latent, ordered)
 
 
-def single_target_data(model: ExactGP) -> Observations:
-    """The training data of one model, one target for each row; an ArgumentError for others."""
+def single_target_data(model: ExactGP) -> tuple[Observations, Tensor]:
+    """Training data of one model with one target a row, and variances of its noise, ``(n,)``."""
     data = training_observations(model)
     if data.num_tasks > 1:
         raise ArgumentError(
@@ -233,31 +174,15 @@ def single_target_data(model: ExactGP) -> Observations:
     if data.residual.ndim > 1:
         got = f"a batch of shape {tuple(data.residual.shape[:-1])}"
         raise ArgumentError("model", got, "one model", "Pass the models of the batch one by one.")
-    return data
-
-
-def noise_variances(likelihood: Likelihood, data: Observations) -> Tensor:
-    """Variance of each observation about the latent function, ``(n,)``.
-
-    It is the likelihood's covariance for a function without variance: exact, where a difference
-    of two covariances would be rounded. Correlated noise is an UnsupportedError.
-    """
     noise = data.noise
-    if noise is not None:
-        return noise if data.missing is None else noise.masked_fill(data.missing, 1.0)
-    zero = torch.zeros_like(data.residual)
-    target = zero if data.missing is None else zero.masked_fill(data.missing, float("nan"))
-    certain = MultivariateNormal(zero, DiagLinearOperator(zero))
-    covariance = observations(likelihood, certain, target, *data.params).covariance.to_dense()
-    noise = covariance.diagonal()
-    if bool((covariance != torch.diag_embed(noise)).any()):
+    if noise is None:
         raise UnsupportedError(
             "model.likelihood",
-            f"{type(likelihood).__name__} with correlated noise",
+            f"{type(model.likelihood).__name__} with correlated noise",
             "independent noise of the observations",
             "Use a likelihood whose noise is independent between points.",
         )
-    return noise
+    return data, noise if data.missing is None else noise.masked_fill(data.missing, 1.0)
 
 
 def log_density(errors: Tensor, variances: Tensor) -> Tensor:
@@ -273,17 +198,6 @@ def marginal_terms(prefixes: Prefixes) -> Tensor:
 def expected_terms(prefixes: Prefixes) -> Tensor:
     """Expected log densities E[log p(y_i | f_i)], f_i as predicted from y_<i, ``(k, n)``."""
     return log_density(prefixes.errors, prefixes.noise) - 0.5 * prefixes.variances / prefixes.noise
-
-
-def divergences(prefixes: Prefixes) -> Tensor:
-    """The marginal less the expected terms without their cancellation, ``(k, n)``.
-
-    With s the noise, v the latent variance and q = v / s it is
-    (q - log(1 + q) + e² q / (s + v)) / 2, a sum of two numbers that are not negative.
-    """
-    ratio = prefixes.variances / prefixes.noise
-    shift = prefixes.errors.square() * ratio / (prefixes.noise + prefixes.variances)
-    return 0.5 * (ratio - ratio.log1p() + shift)
 
 
 def sampled_terms(deviations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -320,18 +234,9 @@ class SumOfTrainingLosses:
     """
 
     def __init__(self) -> None:
-        self._sums = _Sums()
-        self._unread: list[tuple[Tensor, int]] = []
-
-    @property
-    def steps(self) -> int:
-        """Number of batches so far."""
-        return self._sums.steps + len(self._unread)
-
-    @property
-    def epochs(self) -> int:
-        """Number of ended epochs."""
-        return len(self._sums.epoch_means)
+        self._losses: list[Tensor | float] = []
+        self._points: list[int] = []
+        self._ends = [0]  # of epochs, as numbers of batches
 
     def update(self, loss: Tensor | float, num_points: int) -> None:
         """Adds the loss of one batch, computed before the step that trains on it.
@@ -343,7 +248,6 @@ class SumOfTrainingLosses:
         Raises:
             ShapeError: If the loss is not one number.
             ArgumentError: If there is no point.
-            NonFiniteError: If the loss is not finite; for a tensor it is raised when it is read.
         """
         check_counts(num_points=num_points)
         if isinstance(loss, Tensor):
@@ -351,23 +255,22 @@ class SumOfTrainingLosses:
                 expected = "one number, the mean over the batch"
                 raise ShapeError("loss", tuple(loss.shape), expected, "Take loss.mean().")
             # A copy: a loop may write its next loss into the same memory.
-            self._unread.append((loss.detach().clone().reshape(()), num_points))
-        else:
-            self._read().add(float(loss), num_points)
+            loss = loss.detach().clone()
+        self._losses.append(loss)
+        self._points.append(num_points)
 
     def end_epoch(self) -> None:
-        """Ends an epoch and keeps its mean loss a point.
+        """Ends an epoch and reads its losses.
 
         Raises:
             ArgumentError: If there was no batch since the last epoch.
             NonFiniteError: If one of its losses is not finite.
         """
-        sums = self._read()
-        if sums.epoch_points == 0:
+        if len(self._losses) == self._ends[-1]:
             suggestion = "Call update() at each batch first."
             raise ArgumentError("epoch", "no batches", "at least one", suggestion)
-        sums.epoch_means.append(sums.epoch_total / sums.epoch_points)
-        sums.epoch_total, sums.epoch_points = 0.0, 0
+        self._read()
+        self._ends.append(len(self._losses))
 
     def sum(self) -> float:
         r"""The sum over all iterations of the batch losses (Lyle et al. 2020, Section 4.2).
@@ -377,7 +280,7 @@ class SumOfTrainingLosses:
         Raises:
             NonFiniteError: If one of them is not finite.
         """
-        return self._read().sum
+        return sum(self._read())
 
     def total(self) -> float:
         r"""The sum over all points seen of their losses, :math:`\sum_t b_t \ell_t`.
@@ -387,7 +290,7 @@ class SumOfTrainingLosses:
         Raises:
             NonFiniteError: If a loss is not finite.
         """
-        return self._read().total
+        return _total(self._read(), self._points)
 
     def epoch_means(self) -> list[float]:
         """The mean loss a point of each ended epoch.
@@ -395,60 +298,22 @@ class SumOfTrainingLosses:
         Ru et al. (2021) add up those of the last epochs, since the initial weights decide the
         first ones: ``sum(speed.epoch_means()[-E:])``.
         """
-        return list(self._sums.epoch_means)
+        losses, points = self._read(), self._points
+        epochs = [slice(*ends) for ends in pairwise(self._ends)]
+        return [_total(losses[epoch], points[epoch]) / sum(points[epoch]) for epoch in epochs]
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state from which a resumed run continues with the same sums.
-
-        Raises:
-            NonFiniteError: If a loss is not finite.
-        """
-        return asdict(self._read())
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a state of :meth:`state_dict`.
-
-        Raises:
-            ArgumentError: If entries are missing or unknown.
-        """
-        expected = sorted(asdict(_Sums()))
-        if sorted(state) != expected:
-            raise ArgumentError("state", sorted(state), f"the entries {', '.join(expected)}")
-        self._sums = _Sums(**{**state, "epoch_means": list(state["epoch_means"])})
-        self._unread = []
-
-    def _read(self) -> _Sums:
-        """The sums with the tensors that wait, which are read in one transfer."""
-        if self._unread:
-            values = torch.stack([loss for loss, _ in self._unread]).tolist()
-            read = 0
-            try:
-                for value, (_, num_points) in zip(values, self._unread, strict=True):
-                    self._sums.add(value, num_points)
-                    read += 1
-            finally:  # a loss that is not finite stays, so that later questions raise again
-                del self._unread[:read]
-        return self._sums
+    def _read(self) -> list[float]:
+        """The losses as numbers, each of which is read from its device once."""
+        losses = [float(loss) for loss in self._losses]
+        for step, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                epoch = sum(end <= step for end in self._ends)
+                got = f"{loss} at step {step + 1} (epoch {epoch})"
+                suggestion = "Lower the learning rate, or look for NaN in the data."
+                raise NonFiniteError("loss", got, "a finite number", suggestion)
+        self._losses[:] = losses
+        return losses
 
 
-@dataclass
-class _Sums:
-    """What has been added up; the names are those of the state."""
-
-    steps: int = 0
-    sum: float = 0.0
-    total: float = 0.0
-    epoch_total: float = 0.0
-    epoch_points: int = 0
-    epoch_means: list[float] = field(default_factory=list)
-
-    def add(self, loss: float, num_points: int) -> None:
-        if not math.isfinite(loss):
-            got = f"{loss} at step {self.steps + 1} (epoch {len(self.epoch_means) + 1})"
-            suggestion = "Lower the learning rate, or look for NaN in the data."
-            raise NonFiniteError("loss", got, "a finite number", suggestion)
-        self.steps += 1
-        self.sum += loss
-        self.total += num_points * loss
-        self.epoch_total += num_points * loss
-        self.epoch_points += num_points
+def _total(losses: Sequence[float], points: Sequence[int]) -> float:
+    return sum(loss * count for loss, count in zip(losses, points, strict=True))

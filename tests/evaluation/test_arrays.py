@@ -17,7 +17,6 @@ from gpclml.evaluation import (
     joint_log_predictive,
     learning_curve,
     marginal_log_predictive,
-    out_of_distribution_auroc,
     paired_difference,
     score_models,
     stacking_weights,
@@ -52,7 +51,6 @@ SCORES = {
     "paired": (paired_difference, (NEW_Y, Y[:4])),
     "calibration": (expected_calibration_error, (PROBABILITIES, LABELS)),
     "temperature": (fit_temperature, (PROBABILITIES.log(), LABELS)),
-    "auroc": (out_of_distribution_auroc, (PROBABILITIES, PROBABILITIES.flip(0)[:7])),
     "iterative mean": (lambda x: IterativePosterior(MODEL).mean(x), (NEW_X,)),
     "iterative variance": (lambda x: IterativePosterior(MODEL).variance(x), (NEW_X,)),
     "iterative covariance": (lambda x: IterativePosterior(MODEL).covariance(x), (NEW_X,)),
@@ -65,19 +63,19 @@ SCORES = {
 }
 
 
-def as_pandas(values):
+def to_pandas(values):
     return pd.Series(values.numpy()) if values.ndim == 1 else pd.DataFrame(values.numpy())
 
 
-@pytest.mark.parametrize("convert", [torch.Tensor.numpy, as_pandas], ids=["numpy", "pandas"])
+@pytest.mark.parametrize("convert", [torch.Tensor.numpy, to_pandas], ids=["numpy", "pandas"])
 @pytest.mark.parametrize("name", SCORES)
 def test_arrays_give_what_tensors_give(name, convert):
     score, arguments = SCORES[name]
-    expected, found = score(*arguments), score(*map(convert, arguments))
+    expected, result = score(*arguments), score(*map(convert, arguments))
     if isinstance(expected, torch.Tensor):
-        assert torch.equal(found, expected)
+        assert torch.equal(result, expected)
     else:
-        assert str(found) == str(expected)
+        assert str(result) == str(expected)
 
 
 @pytest.mark.parametrize("score", [joint_log_predictive, marginal_log_predictive])

@@ -1,91 +1,184 @@
-"""Draws of weights and what they predict, against closed forms."""
+"""Draws of weights and densities averaged over them, against linear models in closed form."""
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
 import torch
-from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, SoftmaxLikelihood
 
 import reference
-from gpclml.curvature import Full, FunctionSpace, GaussianWeightPrior
-from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml.curvature import Diagonal, Full, FunctionSpace, GaussianWeightPrior, Kronecker
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 from gpclml.evidence.sampling import (
+    estimate_conditional_log_density,
     joint_log_density,
+    laplace_conditional_log_density,
     linearized_outputs,
+    log_mean,
     marginal_log_densities,
+    rescaled,
+    sample_sgld,
     sampled_outputs,
 )
-from gpclml.kernels.networks import MLP
+from gpclml.fit import fit_map
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
+from linear_evidence import LinearEvidence, drawn
 
-N = 8
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+N, NOISE, DELTA = 60, 0.3, 2.0
+SEEN, SCALING, HELD_OUT = slice(30), slice(30, 54), slice(54, N)
 
 
-def gaussian(noise=0.3):
+def gaussian(noise=NOISE):
     likelihood = GaussianLikelihood().double()
     likelihood.noise = noise
     return likelihood
 
 
-def linear(delta=2.0, noise=0.3):
-    """A linear model at its mode, whose Laplace posterior is exact."""
-    x, y = drawn(N, 3, seed=1), drawn(N, seed=2)
+def objective(network, likelihood, num_data, structure=None):
+    model = LinearizedNetwork(network, GaussianWeightPrior(network, "network", DELTA))
+    return LaplaceMarginalLogLikelihood(likelihood, model, num_data, structure or Full())
+
+
+def weights_given(x, y):
+    """Mean and covariance of the weights of a linear model."""
+    covariance = torch.linalg.inv(x.mT @ x / NOISE + DELTA * torch.eye(x.shape[-1]).to(x))
+    return covariance @ x.mT @ y / NOISE, covariance
+
+
+def data(columns=3):
+    """Inputs, the last of which is correlated with the first if there are two, and targets."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(N, columns, generator=generator, dtype=torch.float64)
+    if columns == 2:
+        x[:, 1] += x[:, 0]
+    y = x @ torch.tensor([1.0, -0.5, 0.2]).double()[:columns]
+    y = y + NOISE**0.5 * torch.randn(N, generator=generator, dtype=torch.float64)
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(1))
+    return x[order], y[order]
+
+
+def linear():
+    """The objective of a linear model at the mode given the points seen, where it is exact."""
+    x, y = data()
     network = torch.nn.Linear(3, 1, bias=False).double()
-    H = x.mT @ x / noise + delta * torch.eye(3)
     with torch.no_grad():
-        network.weight.copy_(torch.linalg.solve(H, x.mT @ y / noise))
-    model = LinearizedNetwork(network, GaussianWeightPrior(network, "network", delta))
-    return model, LaplaceMarginalLogLikelihood(gaussian(noise), model, N, Full()), x, y
+        network.weight.copy_(weights_given(x[SEEN], y[SEEN])[0])
+    return objective(network, gaussian(), 30)
+
+
+def draws_of(mll, widened=1.0, count=20_000):
+    """Draws of the weights' posterior, their covariance multiplied, and its center."""
+    x, y = data()
+    weights = mll.evidence_at(mll.model(x[SEEN]), y[SEEN]).sample_weights(count)
+    center = {"weight": mll.model.network.weight.detach()}
+    return rescaled(weights, widened, center), center
+
+
+def exact_conditional(rows):
+    """The log density of held-out rows given those seen."""
+    x, y = data()
+    K = x @ x.mT / DELTA + NOISE * torch.eye(N)
+    used = torch.cat([torch.arange(30), rows])
+    held_out = torch.arange(30, len(used))
+    return float(reference.conditional_log_density(K[used][:, used], y[used], held_out))
+
+
+@pytest.mark.parametrize("case", [(5, 2, 1.0), (30, 2, 4.0)])
+def test_the_log_mean_likelihood_over_draws_of_the_prior_is_the_evidence(case):
+    model = LinearEvidence(*case)
+    estimate = log_mean(model.log_likelihood(model.prior_draws(50_000)))
+    assert 0 < estimate.standard_error < 0.1
+    assert abs(estimate.value - model.exact) < 4 * estimate.standard_error
+    assert 10 < estimate.effective_draws < 50_000
+
+
+def test_the_reported_error_is_that_of_repeated_estimates():
+    model = LinearEvidence(5, 2, 2.0)
+    estimates = [log_mean(model.log_likelihood(drawn(500, 2, seed=100 + i))) for i in range(200)]
+    spread = torch.tensor([estimate.value for estimate in estimates]).std()
+    reported = torch.tensor([estimate.standard_error for estimate in estimates]).mean()
+    assert 0.75 < float(reported / spread) < 1.25
+
+
+def test_a_log_mean_by_hand():
+    mean = log_mean(torch.tensor([1.0, 2.0, 3.0]).log())
+    assert mean.value == pytest.approx(math.log(2.0))
+    assert mean.standard_error == pytest.approx(1.0 / 3**0.5 / 2.0)
+    assert mean.effective_draws == pytest.approx(36 / 14)
+    shifted = log_mean(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).log() - 2000)
+    assert shifted.value == pytest.approx(math.log(2.0) - 2000)
+    assert shifted.standard_error == pytest.approx(mean.standard_error)
+    half = log_mean(torch.tensor([0.0, -math.inf]).repeat(5))  # of no density at every other draw
+    assert (half.value, half.effective_draws) == pytest.approx((math.log(0.5), 5))
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "match"),
+    [
+        ([], ShapeError, r"log_values: got \(0,\)"),
+        ([0.0, math.nan], NonFiniteError, "log_values: got a log mean of nan"),
+        ([-math.inf] * 2, NonFiniteError, "log_values: got a log mean of -inf"),
+    ],
+)
+def test_logs_without_a_mean(values, error, match):
+    with pytest.raises(error, match=match):
+        log_mean(torch.tensor(values))
 
 
 def test_the_conditional_evidence_of_a_linear_model():
-    model, mll, x, y = linear()
-    weights = mll.evidence_at(model(x), y).sample_weights(20_000)
-    other, target = 0.5 * drawn(3, 3, seed=3), drawn(3, seed=4)
-    outputs = sampled_outputs(model.network, weights, other)
-    assert outputs.shape == (20_000, 3, 1)
-    torch.testing.assert_close(outputs, linearized_outputs(model.network, weights, other))
-    every = torch.cat([x, other])
-    K = every @ every.mT / 2.0 + 0.3 * torch.eye(N + 3)
-    held_out = torch.arange(N, N + 3)
-    exact = float(reference.conditional_log_density(K, torch.cat([y, target]), held_out))
-    joint = joint_log_density(mll.likelihood, outputs, target)
-    assert 0 < joint.standard_error < 0.05
-    assert abs(joint.value - exact) < 4 * joint.standard_error
-    marginal = marginal_log_densities(mll.likelihood, outputs, target)
-    for i, value in enumerate(marginal):
-        rows = [*range(N), N + i]
-        one = reference.conditional_log_density(
-            K[rows][:, rows], torch.cat([y, target[i : i + 1]]), torch.tensor([N])
-        )
-        assert float(value) == pytest.approx(float(one), abs=0.05)
+    mll = linear()
+    weights, _ = draws_of(mll)
+    x, y = (values[HELD_OUT] for values in data())
+    outputs = sampled_outputs(mll.model.network, weights, x)
+    torch.testing.assert_close(outputs, linearized_outputs(mll.model.network, weights, x))
+    exact = exact_conditional(torch.arange(54, N))
+    outputs_of = functools.partial(linearized_outputs, mll.model.network)
+    estimate = estimate_conditional_log_density(mll.likelihood, outputs_of, weights, (x, y))
+    assert (estimate.scale, estimate.num_held_out) == (1.0, 6)
+    joint = joint_log_density(mll.likelihood, outputs, y)
+    assert estimate.joint.value == pytest.approx(joint.value)
+    assert 0 < estimate.joint.standard_error < 0.05
+    assert abs(estimate.joint.value - exact) < 4 * estimate.joint.standard_error
+    marginal = marginal_log_densities(mll.likelihood, outputs, y)
+    alone = [exact_conditional(torch.tensor([54 + i])) for i in range(6)]
+    assert marginal.tolist() == pytest.approx(alone, abs=0.05)
+    assert estimate.marginal == pytest.approx(float(marginal.mean()))
 
 
-def test_linearized_outputs_of_a_network():
-    network = MLP([2, 4, 3], torch.nn.Tanh).double()
-    x = drawn(5, 2)
-    weights = {
-        name: p.detach() + 0.3 * drawn(4, *p.shape, seed=i)
-        for i, (name, p) in enumerate(network.named_parameters())
-    }
-    outputs = linearized_outputs(network, weights, x)
-    for s in range(4):
-        for n in range(5):
-            for c in range(3):
-                gradients = torch.autograd.grad(network(x)[n, c], list(network.parameters()))
-                slope = sum(
-                    float((g * (weights[name][s] - p.detach())).sum())
-                    for g, (name, p) in zip(gradients, network.named_parameters(), strict=True)
-                )
-                expected = float(network(x)[n, c].detach()) + slope
-                assert float(outputs[s, n, c]) == pytest.approx(expected)
+def test_draws_that_are_too_wide_are_narrowed():
+    mll = linear()
+    weights, center = draws_of(mll, widened=100.0)
+    x, y = data()
+    scaling, held_out = ((x[rows], y[rows]) for rows in (SCALING, HELD_OUT))
+    outputs_of = functools.partial(linearized_outputs, mll.model.network)
+    few = {name: draws[:50] for name, draws in weights.items()}
+    with pytest.warns(UserWarning, match=r"of 50 draws have nearly all the weight"):
+        estimate_conditional_log_density(mll.likelihood, outputs_of, few, held_out)
+    wide = estimate_conditional_log_density(mll.likelihood, outputs_of, weights, held_out)
+    mended = estimate_conditional_log_density(
+        mll.likelihood, outputs_of, weights, held_out, scaling=scaling, center=center
+    )
+    assert mended.scale in (1e-3, 1e-2, 3e-2)
+    assert mended.joint.value > wide.joint.value + 1
+    assert mended.joint.value == pytest.approx(exact_conditional(torch.arange(54, N)), abs=0.7)
+    for scales in ((), (0.0, 1.0), (1.0, math.nan), (math.inf,)):
+        with pytest.raises(ArgumentError, match="scales"):
+            estimate_conditional_log_density(
+                mll.likelihood, outputs_of, few, held_out, scaling=scaling, scales=scales
+            )
+
+
+def test_rescaled_draws():
+    weights = {"a": drawn(50, 3, 2)}
+    scaled = rescaled(weights, 0.25)["a"]
+    torch.testing.assert_close(scaled.mean(0), weights["a"].mean(0))
+    torch.testing.assert_close(scaled.var(0), 0.25 * weights["a"].var(0))
+    center = {"a": torch.ones(3, 2).double()}
+    torch.testing.assert_close(rescaled(weights, 4.0, center)["a"], 2 * weights["a"] - 1)
 
 
 def test_joint_and_marginal_densities_differ():
@@ -98,37 +191,152 @@ def test_joint_and_marginal_densities_differ():
     marginal = marginal_log_densities(likelihood, outputs, target)
     assert math.exp(joint.value) == pytest.approx(0.09)
     assert math.exp(float(marginal.sum())) == pytest.approx(0.25)
-    assert joint.effective_draws == pytest.approx(2.0)
-    assert joint.standard_error == pytest.approx(0.0, abs=1e-6)
 
 
-def test_the_error_of_an_estimate_is_that_of_repeated_ones():
-    likelihood, target = gaussian(0.5), drawn(4, seed=9)
-    estimates = [
-        joint_log_density(likelihood, 0.4 * drawn(400, 4, 1, seed=seed), target)
-        for seed in range(200)
-    ]
-    spread = torch.tensor([one.value for one in estimates]).std()
-    reported = torch.tensor([one.standard_error for one in estimates]).mean()
-    assert 0.75 < float(reported / spread) < 1.25
-    assert all(1 <= one.effective_draws <= 400 for one in estimates)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_scale_of_the_best_accuracy(classes):
+    x, truth = drawn(200, 3), drawn(3, classes - (classes == 2), seed=1)
+    y = (x @ truth)[:, 0].gt(0).long() if classes == 2 else (x @ truth).argmax(-1)
+    likelihood = SoftmaxLikelihood(num_classes=classes, mixing_weights=False)
+    likelihood = BernoulliLikelihood() if classes == 2 else likelihood
+    weights, center = {"w": truth + 10 * drawn(40, *truth.shape, seed=2)}, {"w": truth}
+
+    def estimate(likelihood, scales, scale_by):
+        return estimate_conditional_log_density(
+            likelihood, lambda weights, x: x @ weights["w"], weights, (x[150:], y[150:]),
+            scaling=(x[:150], y[:150]), center=center, scales=scales, scale_by=scale_by,
+        )  # fmt: skip
+
+    result = estimate(likelihood, (1e-10, 1e-9, 1e-8, 3.0), "accuracy")
+    # All are right at the mode and nearby, and some wrong far from it: the largest of equal ones.
+    assert result.scale == 1e-8
+    assert not result.scale_at_edge
+    assert estimate(likelihood, (1e-9, 1e-8, 10.0), "density").scale < 1
+    with pytest.raises(UnsupportedError, match="regression"):
+        estimate(GaussianLikelihood(), (1.0,), "accuracy")
 
 
-def test_what_is_refused():
-    model, mll, x, y = linear()
-    evidence = mll.evidence_at(model(x), y)
+def in_one_layer(likelihood, outputs, structure):
+    """The evidence of a trained linear network, its points and further ones."""
+    x, y = drawn(40, 3, seed=2), drawn(40, seed=3)
+    labels = (x @ drawn(3, max(outputs, 2), seed=4)).argmax(-1)
+    y = x[:, 0] + 0.5 * y if isinstance(likelihood, GaussianLikelihood) else labels
+    network = torch.nn.Linear(3, outputs, bias=False).double()
+    mll = objective(network, likelihood, 25, structure)
+    fit_map(mll, x[:25], y[:25], epochs=500, lr=0.1, final_lr=1e-4, progress=False)
+    return mll.evidence_of(x[:25], y[:25]), x[:25], (x[25:], y[25:])
+
+
+@pytest.mark.parametrize("structure", [Full(), Kronecker(), Diagonal()])
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_laplace_without_draws_of_a_regression(structure, scale):
+    evidence, seen, (x, y) = in_one_layer(gaussian(), 1, structure)
+    mean = evidence.mll.model.network(x)[:, 0].detach()
+    value = laplace_conditional_log_density(evidence, (x, y), scale=scale)
+    H, eye = seen.mT @ seen / NOISE, torch.eye(3, dtype=torch.float64)
+    if isinstance(structure, Full) or (isinstance(structure, Kronecker) and scale == 1):  # exact
+        covariance = scale * x @ torch.linalg.inv(H + DELTA * eye) @ x.mT
+        normal = torch.distributions.MultivariateNormal(mean, covariance + NOISE * torch.eye(15))
+        assert value == pytest.approx(float(normal.log_prob(y)), abs=1e-5)
+    elif isinstance(structure, Diagonal):
+        both = (H + scale * x.mT @ x / NOISE).diagonal() + DELTA
+        ratio = (both / (H.diagonal() + DELTA)).log().sum()
+        density = torch.distributions.Normal(mean, NOISE**0.5).log_prob(y).sum()
+        assert value >= float(density - 0.5 * ratio)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_laplace_without_draws_of_classes(classes):
+    likelihood = SoftmaxLikelihood(num_classes=3, mixing_weights=False)
+    likelihood = BernoulliLikelihood() if classes == 2 else likelihood
+    evidence, _, held_out = in_one_layer(likelihood, classes - (classes == 2), Full())
+    weights = evidence.sample_weights(20_000)
+    outputs_of = functools.partial(linearized_outputs, evidence.mll.model.network)
+    estimate = estimate_conditional_log_density(likelihood, outputs_of, weights, held_out)
+    assert estimate.joint.standard_error < 0.05
+    value = laplace_conditional_log_density(evidence, held_out)
+    assert value == pytest.approx(estimate.joint.value, abs=0.3)
+    if classes == 2:
+        return
+    x, y = held_out
+    with pytest.raises(ArgumentError, match="scale"):
+        laplace_conditional_log_density(evidence, held_out, scale=0.0)
+    with pytest.raises(ShapeError, match="uint8"):
+        laplace_conditional_log_density(evidence, (x.abs().to(torch.uint8), y))
+    with pytest.raises(ShapeError, match="target"):
+        laplace_conditional_log_density(evidence, (x, y[1:]))
+    with pytest.raises(UnsupportedError, match="all points"):
+        laplace_conditional_log_density(evidence.mll.evidence_of(x, y), held_out)
+
+
+def test_draws_and_densities_that_are_refused():
+    mll = linear()
+    x, y = data()
     with pytest.raises(ArgumentError, match="count"):
-        evidence.sample_weights(0)
-    with pytest.raises(UnsupportedError, match="one at 4 of 8 points"):
-        mll.evidence_at(model(x[:4]), y[:4]).sample_weights(1)
-    kernel = LaplaceMarginalLogLikelihood(gaussian(), model, N, FunctionSpace())
+        mll.evidence_at(mll.model(x[SEEN]), y[SEEN]).sample_weights(0)
+    with pytest.raises(UnsupportedError, match="one at 4 of 30 points"):
+        mll.evidence_at(mll.model(x[:4]), y[:4]).sample_weights(1)
+    kernel = objective(mll.model.network, gaussian(), 30, FunctionSpace())
     with pytest.raises(UnsupportedError, match="Use Full"):
-        kernel.evidence_at(model(x), y).sample_weights(1)
+        kernel.evidence_at(kernel.model(x[SEEN]), y[SEEN]).sample_weights(1)
     with pytest.raises(ShapeError, match="outputs"):
         joint_log_density(gaussian(), drawn(3, 4), drawn(3))
     with pytest.raises(ShapeError, match="N = 3 as outputs has it"):
         joint_log_density(gaussian(), drawn(2, 3, 1), drawn(4))
     with pytest.raises(ShapeError, match="weights"):
-        sampled_outputs(model.network, {"weight": drawn(2, 3)}, x)
+        sampled_outputs(mll.model.network, {"weight": drawn(2, 3)}, x)
     with pytest.raises(ShapeError, match="draws of weight"):
-        sampled_outputs(model.network, {"other": drawn(2, 3)}, x)
+        sampled_outputs(mll.model.network, {"other": drawn(2, 3)}, x)
+
+
+def sgld_draws(**options):
+    torch.manual_seed(0)
+    network = torch.nn.Linear(2, 1, bias=False).double()
+    mll = objective(network, gaussian(), N)
+    return sample_sgld(mll, *data(2), progress=False, **options)["weight"].squeeze(1)
+
+
+@pytest.mark.parametrize("batch_size", [None, pytest.param(30, marks=pytest.mark.slow)])
+def test_langevin_draws_follow_the_posterior_of_a_linear_model(batch_size):
+    mean, covariance = weights_given(*data(2))
+    draws = sgld_draws(
+        count=4000, cycles=1, epochs_per_cycle=4000 if batch_size else 8000,
+        batch_size=batch_size, lr=0.04, exploration=0.1,
+    )  # fmt: skip
+    # Steps fall to zero, so that draws late in the cycle are alike: about 200 are independent.
+    scale = covariance.diagonal().sqrt()
+    assert bool(((draws.mean(0) - mean).abs() < 0.4 * scale).all())
+    # A mini-batch of half the points adds the noise of its gradient to that of the step.
+    limits = (0.65, 2.5) if batch_size else (0.65, 1.4)
+    spread = draws.var(0) / covariance.diagonal()
+    assert bool(((spread > limits[0]) & (spread < limits[1])).all())
+    together = float(torch.corrcoef(draws.mT)[0, 1])
+    assert together == pytest.approx(float(covariance[0, 1] / scale.prod()), abs=0.25)
+
+
+def test_cycles_and_seeds():
+    options = {"count": 6, "cycles": 3, "epochs_per_cycle": 10, "exploration": 0.8, "lr": 0.01}
+    first = sgld_draws(**options)
+    assert first.shape == (6, 2)
+    assert torch.equal(first, sgld_draws(**options))
+    assert not torch.equal(first, sgld_draws(seed=1, **options))
+    assert len(first.unique(dim=0)) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"count": 0}, ArgumentError, "count"),
+        ({"cycles": 0}, ArgumentError, "cycles"),
+        ({"epochs_per_cycle": 0}, ArgumentError, "epochs_per_cycle"),
+        ({"batch_size": 0}, ArgumentError, "batch_size"),
+        ({"lr": 0.0}, ArgumentError, "lr"),
+        ({"exploration": 1.0}, ArgumentError, "exploration"),
+        ({"count": 7}, ArgumentError, "multiple of 4"),
+        ({"count": 12, "epochs_per_cycle": 10}, ArgumentError, "at most 2"),
+        ({"lr": 1e200, "exploration": 0.0}, NonFiniteError, "Lower the learning rate"),
+    ],
+)
+def test_langevin_draws_that_are_refused(options, error, match):
+    with pytest.raises(error, match=match):
+        sgld_draws(**options)

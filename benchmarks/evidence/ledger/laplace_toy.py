@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
-from gpclml.evidence.sampling import simple_monte_carlo
+from gpclml.evidence.sampling import log_mean
 
 __all__ = ["EXPERIMENT", "laplace_evidence", "true_evidence"]
 
@@ -125,7 +125,7 @@ def _log_integral(data: Tensor, low: float, high: float) -> Tensor:
 def _sampled(data: Tensor, width: float, draws: int, generator: Any) -> float:
     uniform = torch.rand(draws, 1, dtype=torch.float64, generator=generator)
     prior = width * (2 * uniform - 1)
-    return float(simple_monte_carlo(lambda w: _log_likelihood(data, w.squeeze(-1)), prior).value)
+    return log_mean(_log_likelihood(data, prior.squeeze(-1))).value
 
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:

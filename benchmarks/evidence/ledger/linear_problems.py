@@ -7,10 +7,11 @@ from torch import Tensor
 
 from benchmarks.data import has_files, load_images
 from gpclml.errors import UnknownNameError
+from gpclml.evidence.training_speed import expected_terms, predict_prefixes, single_target_data
 from gpclml.kernels import RandomFourierFeatures
 from gpclml.models import BayesianLinearModel
 
-__all__ = ["PROBLEMS", "image_source", "linear_models"]
+__all__ = ["PROBLEMS", "expected_curves", "image_source", "linear_models"]
 
 PROBLEMS = {
     "variance": "prior variance",
@@ -34,6 +35,12 @@ def image_source() -> str:
     Digits ship with scikit-learn, so that this runs everywhere.
     """
     return "mnist-test" if has_files("mnist-test") else "digits"
+
+
+def expected_curves(model: BayesianLinearModel, orders: Tensor) -> Tensor:
+    """Terms of the lower bound L(D) of Lyle et al. (2020), for each order, ``(k, n)``."""
+    data, noise = single_target_data(model)
+    return expected_terms(predict_prefixes(data.covariance, data.residual, noise, orders))
 
 
 def linear_models(

@@ -21,10 +21,9 @@ from benchmarks.evidence.ledger.claims import (
     with_error,
 )
 from benchmarks.evidence.ledger.infinite_kernels import tangent_kernel
-from benchmarks.evidence.ledger.linear_problems import image_source
+from benchmarks.evidence.ledger.linear_problems import expected_curves, image_source
 from benchmarks.evidence.training import images
-from gpclml.evaluation import learning_curve, log_marginal_likelihood
-from gpclml.evidence.training_speed import posterior_divergences
+from gpclml.evaluation import log_marginal_likelihood
 from gpclml.models import BayesianLinearModel
 
 __all__ = ["EXPERIMENT"]
@@ -95,7 +94,7 @@ def _scores(root: Tensor, y: Tensor, cell: Mapping[str, Any]) -> dict[str, Any]:
         return float(log_marginal_likelihood(of_scale(scale)))
 
     def terms(model: BayesianLinearModel) -> Tensor:
-        return (learning_curve(model, orders) - posterior_divergences(model, orders)).mean(0)
+        return expected_curves(model, orders).mean(0)
 
     with torch.no_grad():
         model, best = of_scale(1.0), max(_SCALES, key=evidence)

@@ -23,9 +23,14 @@ from benchmarks.evidence.ledger.claims import (
     rank_correlations,
     with_error,
 )
-from benchmarks.evidence.ledger.linear_problems import PROBLEMS, image_source, linear_models
+from benchmarks.evidence.ledger.linear_problems import (
+    PROBLEMS,
+    expected_curves,
+    image_source,
+    linear_models,
+)
 from gpclml.evaluation import learning_curve
-from gpclml.evidence.training_speed import TrainingSpeed, posterior_divergences, training_speed
+from gpclml.evidence.training_speed import TrainingSpeed, training_speed
 from gpclml.linalg.gaussians import DiagonalGaussian, gaussian_kl, linear_posterior
 from gpclml.models import BayesianLinearModel
 
@@ -145,7 +150,7 @@ def _terms(model: BayesianLinearModel) -> dict[str, list[float]]:
     order = torch.arange(len(_data(model)[1])).unsqueeze(0)
     with torch.no_grad():
         lml = learning_curve(model, order)[0]
-    expected = lml - posterior_divergences(model, order)[0]
+        expected = expected_curves(model, order)[0]
     return {"lml_terms": lml.tolist(), "expected_terms": expected.tolist()}
 
 

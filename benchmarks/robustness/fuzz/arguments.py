@@ -26,7 +26,6 @@ from benchmarks.robustness.fuzz.objects import (
     labels,
     laplace,
     linear_model,
-    log_likelihood,
     mlp,
     normal,
     objective,
@@ -121,15 +120,12 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         probabilities=normal(8, 3).softmax(-1), labels=labels()),
     "evaluation.calibration.fit_temperature": lambda: dict(
         outputs=normal(2, 8, 3), labels=labels()),
-    "evaluation.calibration.out_of_distribution_auroc": lambda: dict(
-        inside=normal(8, 3).softmax(-1), outside=normal(5, 3, seed=1).softmax(-1)),
     ("evaluation.compare", "evaluation.score_models"): compared,
     "evaluation.conditional_log_marginal_likelihood": lambda: dict(
         model=gp(), conditioning=KFold(2)),
     ("evaluation.joint_log_predictive", "evaluation.marginal_log_predictive"): lambda: dict(
         model=gp(), x=inputs(3), y=targets()[:3]),
-    ("evaluation.learning_curve", "evidence.training_speed.posterior_divergences"): lambda: dict(
-        model=gp(), orderings=orders()),
+    "evaluation.learning_curve": lambda: dict(model=gp(), orderings=orders()),
     ("evaluation.leave_one_out", "evaluation.log_marginal_likelihood"): lambda: dict(model=gp()),
     "evaluation.paired_difference": lambda: dict(terms=normal(8), reference=normal(8, seed=1)),
     "evaluation.plot_compare": lambda: dict(
@@ -139,14 +135,10 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     ): lambda: dict(
         comparison=score_models(**compared()), ax=Figure().subplots(2)),
     "evaluation.stacking_weights": lambda: dict(log_densities=normal(8, 3)),
-    ("evidence.bounds.catoni_bound", "evidence.bounds.mcallester_bound"): lambda: dict(
+    "evidence.bounds.mcallester_bound": lambda: dict(
         empirical_risk=positive(3) / 4, kl=positive(3), num_data=50, loss_range=(0.0, 1.0)),
-    "evidence.bounds.conditional_evidence_bound": lambda: dict(
-        conditional_log_evidence=-positive(3), num_data=50, m=10, loss_range=(-1.0, 4.0)),
     "evidence.bounds.evidence_bound": lambda: dict(
-        log_evidence=-positive(3), num_data=50, loss_range=(-1.0, 4.0)),
-    "evidence.criteria.aic": lambda: dict(log_likelihood=normal(3), num_parameters=4),
-    "evidence.criteria.bic": lambda: dict(log_likelihood=normal(3), num_parameters=4, num_data=50),
+        log_evidence=-positive(3), num_data=50, m=10, loss_range=(-1.0, 4.0)),
     ("evidence.criteria.psis_loo", "evidence.criteria.waic"): lambda: dict(
         log_likelihoods=normal(40, 5)),
     "evidence.sampling.estimate_conditional_log_density": lambda: dict(
@@ -165,8 +157,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         weights={"w": normal(4, 3)}, scale=0.5, center={"w": normal(3)}),
     "evidence.sampling.sample_sgld": lambda: train(
         mll=laplace(), count=2, cycles=1, epochs_per_cycle=4, batch_size=4),
-    "evidence.sampling.simple_monte_carlo": lambda: dict(
-        log_likelihood=log_likelihood, prior_draws=normal(8, 2)),
     "kernels.networks.StackedNetwork": lambda: dict(
         networks=[mlp(), mlp()]),
     "evidence.training_speed.training_speed": lambda: dict(

@@ -177,8 +177,3 @@ def episodes() -> Episodes:
 def compared() -> Arguments:
     """Two models to be compared."""
     return {"models": {"a": gp(), "b": gp("matern")}, "m": 4, "orderings": orders()}
-
-
-def log_likelihood(parameters: Tensor) -> Tensor:
-    """A likelihood."""
-    return -(parameters - 0.5).square().sum(-1)

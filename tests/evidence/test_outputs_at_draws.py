@@ -78,8 +78,8 @@ def test_linear_outputs_at_draws(make, count):
     expected = torch.zeros(count, N, 2, dtype=torch.float64)
     for n, point in enumerate(x):
         for c, output in enumerate(network(point.unsqueeze(0))[0]):
-            parts = torch.autograd.grad(output, trained, retain_graph=True, materialize_grads=True)
-            for (name, p), gradient in zip(named.items(), parts, strict=True):
+            rows = torch.autograd.grad(output, trained, retain_graph=True, materialize_grads=True)
+            for (name, p), gradient in zip(named.items(), rows, strict=True):
                 expected[:, n, c] += ((draws[name] - p) * gradient).flatten(1).sum(1)
             expected[:, n, c] += output.detach()
     torch.testing.assert_close(linearized_outputs(network, draws, x), expected)
@@ -115,24 +115,14 @@ def convolutional():
     )
 
 
-def images_and_draws(count):
+def test_linear_outputs_of_images_at_few_and_at_many_draws():
+    """Gradients are shared by many draws; few draws are taken by a derivative for each."""
     torch.manual_seed(0)
     network, x = convolutional().double().eval(), torch.randn(80, 1, 6, 6, dtype=torch.float64)
     named = {name: p.detach() for name, p in network.named_parameters()}
-    return network, x, {n: p + torch.randn(count, *p.shape).to(p) for n, p in named.items()}
-
-
-def test_linear_outputs_of_images_at_few_and_at_many_draws():
-    """Gradients are shared by many draws; few draws are taken by a derivative for each."""
-    network, x, draws = images_and_draws(12)
-    few = [{name: one[s : s + 2] for name, one in draws.items()} for s in range(0, 12, 2)]
-    each = torch.cat([linearized_outputs(network, one, x) for one in few])
+    draws = {name: p + torch.randn(12, *p.shape).to(p) for name, p in named.items()}
+    few = [{name: values[s : s + 2] for name, values in draws.items()} for s in range(0, 12, 2)]
+    each = torch.cat([linearized_outputs(network, pair, x) for pair in few])
     torch.testing.assert_close(linearized_outputs(network, draws, x), each)
     network.requires_grad_(False)  # gradients of frozen parameters are not available
     torch.testing.assert_close(linearized_outputs(network, draws, x), each)
-
-
-def test_outputs_of_many_images_are_those_of_few():
-    network, x, draws = images_and_draws(5)
-    few = torch.cat([sampled_outputs(network, draws, part) for part in x.split(20)], dim=1)
-    torch.testing.assert_close(sampled_outputs(network, draws, x), few)

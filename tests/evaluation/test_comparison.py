@@ -1,0 +1,654 @@
+"""Comparisons: their table, what they refuse, findings, sentences, and models that fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import gpytorch
+import pandas
+import pytest
+import torch
+from botorch.models import KroneckerMultiTaskGP, SingleTaskGP
+from botorch.models.transforms import Log
+from gpytorch.distributions import MultivariateNormal
+from linear_operator.utils.errors import NotPSDError
+from matplotlib import pyplot
+from scipy.stats import norm
+
+from gpclml.errors import (
+    ArgumentError,
+    NonFiniteError,
+    ShapeError,
+    UnknownNameError,
+    UnsupportedError,
+)
+from gpclml.evaluation import (
+    compare,
+    comparison,
+    model_scores,
+    plot_calibration,
+    plot_compare,
+    plot_fit,
+    plot_learning_curves,
+    score_models,
+    stacking_weights,
+)
+from gpclml.evaluation.findings import find_in_scores
+from gpclml.kernels import PolynomialFeatures
+from gpclml.linalg import DenseCovariance, LowRankPlusDiagonal
+from gpclml.models import BayesianLinearModel, GPRegression
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*scaled|.*unit cube|.*standard|Sparse|A not p.d.")
+
+COLUMNS = [
+    "rank", "lml", "clml", "clml_se", "loo", "loo_se", "difference", "difference_se", "p_worse",
+    "weight", "findings", "failure",
+]  # fmt: skip
+
+
+def test_the_table_is_made_of_the_scores(models):
+    result = score_models(models, m=20, orderings=50)
+    table = result.table
+    assert list(table.columns) == COLUMNS
+    assert table["rank"].tolist() == [0, 1, 2]
+    assert table["loo"].is_monotonic_decreasing
+    first, *_ = result.scores.values()
+    logs = torch.stack([scores.loo for scores in result.scores.values()])
+    assert table["weight"].tolist() == pytest.approx(stacking_weights(logs).tolist())
+    for name, scores in result.scores.items():
+        row = table.loc[name]
+        assert row["loo"] == pytest.approx(float(scores.loo.sum()))
+        assert row["loo_se"] == pytest.approx(5 * float(scores.loo.std()))
+        assert row["clml"] == pytest.approx(float(scores.clml.mean()))
+        assert row["clml_se"] == pytest.approx(float(scores.clml.std()) / math.sqrt(50))
+        apart = scores.loo - first.loo
+        assert row["difference"] == pytest.approx(float(apart.sum()))
+        assert row["difference_se"] == pytest.approx(5 * float(apart.std()))
+        expected = norm.cdf(0, row["difference"], row["difference_se"]) if row["rank"] else math.nan
+        assert row["p_worse"] == pytest.approx(expected, nan_ok=True)
+    alone = compare(dict(reversed(models.items())), m=20, orderings=50)  # in another order
+    pandas.testing.assert_frame_equal(alone, table, check_flags=False, check_exact=False)
+    assert alone.attrs == {
+        "m": 20, "orderings": 50, "curves": 50, "rank_by": "loo", "units": "original",
+        "num_data": 25,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("criterion", ["lml", "clml", "loo"])
+def test_each_criterion_ranks(fourier, criterion):
+    result = score_models(fourier, m=85, rank_by=criterion)
+    table = result.table
+    assert table.index[0] == ("M3" if criterion == "lml" else "M9")
+    expected = table[criterion] - table[criterion].iloc[0]
+    assert table["difference"].tolist() == pytest.approx(expected.tolist())
+    first, second = result.scores.values()
+    error = table["difference_se"].iloc[1]
+    if criterion == "lml":
+        assert math.isnan(error)
+        assert table["p_worse"].iloc[1] < 0.05  # what the LML ranks second predicts better
+    if criterion == "clml":
+        apart = second.clml - first.clml
+        assert error == pytest.approx(float(apart.std()) / math.sqrt(len(apart)))
+
+
+def test_equal_models_differ_by_nothing(data):
+    x, y = data()
+    result = score_models({name: GPRegression(x, y) for name in ("b", "a")})
+    table = result.table
+    assert table.index.tolist() == ["a", "b"]
+    assert table["difference"].tolist() == table["difference_se"].tolist() == [0.0, 0.0]
+    assert table["p_worse"].iloc[1] == 0.5
+    assert table["weight"].tolist() == pytest.approx([0.5, 0.5])
+    assert "LML, CLML and LOO are the same for all models." in result.sentences
+
+
+def test_standardized_and_raw_models_of_one_density_agree(data):
+    x, y = data()
+    standardized = GPRegression(x, y)
+    standardized.covar_module.outputscale = 1.3
+    standardized.likelihood.noise = 0.07
+    standardized.mean_module.constant = 0.2
+    raw = GPRegression(x, y, standardize=False)
+    scale, input_scale = standardized.target_scale, standardized.input_standardizer.scale
+    raw.covar_module.outputscale = 1.3 * scale**2
+    raw.likelihood.noise = 0.07 * scale**2
+    raw.mean_module.constant = 0.2 * scale + y.mean()
+    lengthscale = standardized.covar_module.base_kernel.lengthscale
+    raw.covar_module.base_kernel.lengthscale = lengthscale * input_scale
+    result = score_models({"raw": raw, "standardized": standardized})
+    first, second = (result.table.iloc[i] for i in range(2))
+    for column in ("lml", "clml", "clml_se", "loo", "loo_se"):
+        assert first[column] == pytest.approx(second[column], rel=1e-7)
+    assert second["p_worse"] == 0.5
+    first, second = result.scores.values()
+    torch.testing.assert_close(first.loo_mean, second.loo_mean)
+    torch.testing.assert_close(first.loo_variance, second.loo_variance)
+
+
+def test_a_seed_is_all_there_is_to_it(models):
+    state = torch.random.get_rng_state()
+    first = compare(models, orderings=5, seed=3)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    pandas.testing.assert_frame_equal(first, compare(models, orderings=5, seed=3))
+    other = compare(models, orderings=5, seed=4)
+    assert not (first["clml"] == other["clml"]).any()
+    assert first["loo"].tolist() == other["loo"].tolist()
+    given = compare(models, orderings=score_models(models, orderings=5, seed=3).orders)
+    pandas.testing.assert_frame_equal(first, given, check_exact=False, check_flags=False)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_models_stay_as_they_are(models, training):
+    x = next(iter(models.values())).train_inputs[0]
+    for model in models.values():
+        model.train(training)
+        model.likelihood.train(not training)  # a mode of its own
+        if not training:
+            with torch.no_grad():
+                model(x[:2])  # fills its cache
+    before = {
+        name: (
+            {key: value.clone() for key, value in model.state_dict().items()},
+            [module.training for module in model.modules()],
+            model.prediction_strategy,
+            model.train_inputs[0],
+        )
+        for name, model in models.items()
+    }
+    compare(models)
+    for name, (state, modes, strategy, inputs) in before.items():
+        model = models[name]
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, state[key])
+        assert [module.training for module in model.modules()] == modes
+        assert model.prediction_strategy is strategy
+        assert (strategy is None) == training
+        assert model.train_inputs[0] is inputs
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_numbers_of_orderings_follow_the_size(data):
+    x, y = data(n=700)
+    assert score_models({"a": GPRegression(x, y)}, m=0, curves=2).orders.shape == (68, 700)
+    small = score_models({"a": GPRegression(x[:40], y[:40])})
+    assert small.m == 36
+    assert small.orders.shape == (1000, 40)
+    assert small.scores["a"].curves.shape == (100, 40)
+    single = compare({name: GPRegression(x[:1], y[:1], kernel=name) for name in ("rbf", "rq")})
+    for criterion in ("clml", "loo"):
+        assert single[criterion].tolist() == pytest.approx(single["lml"].tolist())
+    assert single["loo_se"].isna().all()
+
+
+class BatchOfKernels(gpytorch.models.ExactGP):
+    """One set of targets under two kernels."""
+
+    def __init__(self, x, y):
+        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
+        self.mean = gpytorch.means.ZeroMean()
+        self.kernel = gpytorch.kernels.RBFKernel(batch_shape=torch.Size([2]))
+        self.to(x)
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean(x), self.kernel(x))
+
+
+def refused(name, x, y):
+    """What compare is given, the error, and what its message matches."""
+    model, swapped, other = GPRegression(x, y), torch.arange(25), y.clone()
+    swapped[[3, 8]], other[4] = swapped[[8, 3]], math.nan
+    several = torch.stack([y, y.sin()], -1)
+    logarithm = SingleTaskGP(x, (y - y.min() + 1).unsqueeze(-1), outcome_transform=Log())
+    raw = GPRegression(x, y, standardize=False)
+
+    def second(other, first=model):
+        return lambda: compare({"a": first, "b": other})
+
+    shape = r"models\['b'\]: got targets of shape"
+    return {
+        "none": (lambda: compare({}), ArgumentError, "models: got none"),
+        "a list": (lambda: compare([model]), UnsupportedError, "models: got list"),
+        "no GP": (
+            lambda: compare({"a": torch.nn.Linear(1, 1)}),
+            UnsupportedError,
+            r"models\['a'\]: got Linear",
+        ),
+        "a number for a name": (
+            lambda: compare({1: model}), ArgumentError, "models, a name in it: got",
+        ),
+        "fewer points": (
+            second(GPRegression(x[:9], y[:9])),
+            ShapeError,
+            r"models\['b'\]: got 9 training points, expected the 25",
+        ),
+        "another order": (
+            second(GPRegression(x, y[swapped])),
+            ArgumentError,
+            r"models\['b'\]: got target .* in row [38]",
+        ),
+        "other targets": (second(GPRegression(x, y + 1e-3)), ArgumentError, "same order"),
+        "a missing target": (
+            second(GPRegression(x, other)), ArgumentError, r"models\['b'\]: got row 4 missing",
+        ),
+        "several outputs": (second(SingleTaskGP(x, several)), ShapeError, shape),
+        "several tasks": (second(KroneckerMultiTaskGP(x, several)), ShapeError, shape),
+        "a batch": (
+            second(GPRegression(torch.stack([x, x]), torch.stack([y, y]))), ShapeError, shape,
+        ),
+        "batch of kernels": (
+            second(BatchOfKernels(x, y), raw),
+            ShapeError,
+            r"models\['b'\]: got a covariance of shape \(2, 25, 25\)",
+        ),
+        "other units": (
+            lambda: compare({"a": model, "b": raw}, units="training"),
+            ArgumentError,
+            "compare in units='original'",
+        ),
+        "no units": (
+            lambda: compare({"a": model}, units="orginal"), ArgumentError, "units: got 'orginal'",
+        ),
+        "a logarithm": (
+            lambda: compare({"a": logarithm}),
+            UnsupportedError,
+            r"models\['a'\]: got an outcome transform Log",
+        ),
+        "no criterion": (
+            lambda: compare({"a": model}, rank_by="loss"), UnknownNameError, "clml, lml, loo",
+        ),
+        "no such model": (
+            lambda: compare({"good": model}, problems={"god": "It failed."}),
+            UnknownNameError,
+            "Did you mean 'good'",
+        ),
+    }[name]  # fmt: skip
+
+
+REFUSED = [
+    "none", "a list", "no GP", "a number for a name", "fewer points", "another order",
+    "other targets", "a missing target", "several outputs", "several tasks", "a batch",
+    "batch of kernels", "other units", "no units", "a logarithm", "no criterion", "no such model",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_are_refused(name, data):
+    with gpytorch.settings.observation_nan_policy("mask"):
+        call, error, match = refused(name, *data())
+        with pytest.raises(error, match=match):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"m": 25}, "m: got 25, expected an integer from 0 to 24"),
+        ({"m": 2.5}, "m: got 2.5"),
+        ({"m": True}, "m: got True"),
+        ({"orderings": 0}, "orderings: got 0"),
+        ({"orderings": torch.zeros(2, 25, dtype=torch.long)}, "no permutations"),
+        ({"orderings": torch.arange(25)}, "orderings"),
+        ({"orderings": 3, "curves": 4}, "curves: got 4"),
+    ],
+)
+def test_numbers_out_of_range(data, options, match):
+    with pytest.raises(ArgumentError, match=match):
+        compare({"a": GPRegression(*data())}, **options)
+
+
+def test_models_that_compare(data):
+    """Rounding and standardization make no other data, nor does a transform that all share."""
+    x, y = data()
+    far = y + 1e4
+    single, double = GPRegression(x.float(), far.float()), GPRegression(x, far)
+    raw = GPRegression(x.float(), far.float(), standardize=False)
+    assert len(compare({"double": double, "single": single, "raw": raw}, orderings=3)) == 3
+    logarithm = SingleTaskGP(x, (y - y.min() + 1).unsqueeze(-1), outcome_transform=Log())
+    assert len(compare({"a": logarithm, "b": logarithm}, units="training", orderings=3)) == 2
+
+
+# Findings and sentences
+
+
+def finding_of(result, name):
+    (finding,) = (finding for finding in result.findings if finding.name == name)
+    return finding
+
+
+def names_of(findings):
+    return {finding.name for finding in findings}
+
+
+def test_the_criteria_disagree_on_the_fourier_models(fourier):
+    result = score_models({"<M3>": fourier["M3"], "M9": fourier["M9"]}, m=85)
+    table = result.table
+    assert table.loc["<M3>", "lml"] == pytest.approx(53.803669, abs=1e-5)
+    assert table.loc["M9", "lml"] == pytest.approx(28.918961, abs=1e-5)
+    assert table.index.tolist() == ["M9", "<M3>"]
+    finding = finding_of(result, "criteria-disagree")
+    assert finding.models == ("M9", "<M3>")
+    assert "LML prefers <M3> to M9 by 24.9 nats" in finding.text
+    assert "CLML prefers M9 to <M3> by 2." in finding.text
+    assert "LOO prefers M9 to <M3> by 15.6 ± 6.9 nats" in finding.text
+    assert "LML prefers <M3>; CLML and LOO prefer M9." in result.sentences
+    assert result.sentences[0] == "LOO ranks M9 first, 15.6 ± 6.9 nats ahead of <M3>."
+    # The first tenth of the points is where M9 loses, and its prior is why.
+    assert finding_of(result, "first-terms").models == ("M9",)
+    assert "prior-sensitive" in table.loc["M9", "findings"]
+    text, page = repr(result), result._repr_html_()
+    assert "CLML of 15 points given 85, mean over 1000 orderings; ranked by LOO" in text
+    assert all(sentence in text for sentence in result.sentences)
+    assert "&lt;M3&gt;" in page
+    assert "<M3>" not in page
+    assert page.count("<li>") == len(result.sentences)
+    # Favourites that lead by little do not disagree.
+    scores = dict(result.scores)
+    for lead, disagree in ((0.9, False), (1.1, True)):
+        scores["<M3>"] = dataclasses.replace(scores["<M3>"], lml=scores["M9"].lml + lead)
+        assert ("criteria-disagree" in names_of(find_in_scores(scores))) == disagree
+
+
+def test_agreeing_criteria_give_no_finding(data):
+    x, y = data(n=120)
+    good, bad = GPRegression(x, y), GPRegression(x, y)
+    good.likelihood.noise = 0.05
+    result = score_models({"good": good, "bad": bad})
+    assert result.findings == ()
+    assert result.table["findings"].tolist() == [(), ()]
+    assert "LML, CLML and LOO all prefer good." in result.sentences
+
+
+def test_points_that_are_copies_of_others_are_told(data):
+    x, y = data(n=120)
+    order = torch.randperm(160, generator=torch.Generator().manual_seed(0))
+    rows = torch.cat([torch.arange(120), torch.arange(40)])[order]
+    models = {"a": GPRegression(x[rows], y[rows]), "b": GPRegression(x[rows], y[rows], "rbf")}
+    finding = finding_of(score_models(models), "copied-points")
+    assert set(finding.models) == {"a", "b"}
+    assert finding.text.startswith("40 of 160 points are copies of others")
+
+
+def test_a_vague_prior_loses_in_its_first_terms():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(120, 1, generator=generator, dtype=torch.float64)
+    noise = torch.randn(120, generator=generator, dtype=torch.float64)
+    y = 1 + 2 * x.squeeze(-1) - x.squeeze(-1) ** 2 + 0.3 * noise
+    result = score_models(
+        {
+            name: BayesianLinearModel(x, y, PolynomialFeatures(3), prior_variance=prior, noise=0.09)
+            for name, prior in (("vague", 1e6), ("plain", 4.0))
+        }
+    )
+    finding = finding_of(result, "first-terms")
+    assert finding.models == ("vague",)
+    plain, vague = (result.scores[name] for name in ("plain", "vague"))
+    share = float((plain.curves - vague.curves)[:, :12].mean(0).sum()) / (plain.lml - vague.lml)
+    assert share > 0.8
+    assert finding.text.startswith(f"{share:.0%} of the {plain.lml - vague.lml:.1f} nats")
+    assert "first 12 of 120 points" in finding.text
+    assert "vague" in finding_of(result, "prior-sensitive").models
+    # Its predictions are as good.
+    assert "vague" in finding_of(result, "small-difference").models
+
+
+def test_a_prior_that_predictions_hang_on_gives_no_finding(data):
+    model = GPRegression(*data(n=120))
+    model.covar_module.base_kernel.lengthscale = 0.05
+    result = score_models({"short": model})
+    scores = result.scores["short"]
+    change = abs(scores.wider_lml - scores.lml)
+    assert change > 2
+    assert abs(float((scores.wider_loo - scores.loo).sum())) > 0.1 * change
+    assert "prior-sensitive" not in names_of(result.findings)
+
+
+def test_near_duplicates_in_single_precision(data):
+    x, y = data(n=60)
+    x, y = torch.cat([x, x + 1e-6]), torch.cat([y, y])
+    pair = {}
+    for name, dtype in (("single", torch.float32), ("double", torch.float64)):
+        pair[name] = GPRegression(x.to(dtype), y.to(dtype))
+        pair[name].likelihood.noise = 1e-4
+    result = score_models(pair, orderings=5)
+    finding = finding_of(result, "ill-conditioned")
+    assert finding.models == ("single",)
+    assert f"{result.scores['single'].condition_number:.1e}" in finding.text
+
+
+def test_few_points_and_small_differences(data):
+    x, y = data(n=100)
+    assert "few-points" not in names_of(score_models({"a": GPRegression(x, y)}).findings)
+    x, y = x[:99], y[:99]
+    pair = {name: GPRegression(x, y, kernel=name) for name in ("rbf", "rq")}
+    pair["twin"] = pair["rbf"]
+    result = score_models(pair)
+    assert "99" in finding_of(result, "few-points").text
+    assert "small-difference" not in result.table["findings"].iloc[0]
+    assert "small-difference" in result.table.loc["twin", "findings"]
+    single = score_models({"a": pair["rbf"]})
+    row = single.table.iloc[0]
+    assert (row["rank"], row["difference"], row["weight"]) == (0, 0.0, 1.0)
+    assert single.sentences == (
+        "With n = 99, fewer than 100 points, standard errors over points are mostly too small; the "
+        "true ones may be twice as large.",
+    )
+
+
+def test_a_model_whose_fit_failed_is_not_ranked(models):
+    problem = "The fit ended before an optimum."
+    first, *others = score_models(models).table.index
+    result = score_models(models, problems={first: problem, others[0]: ""})
+    assert finding_of(result, "fit-failed").models == (first,)
+    assert f"{first}: {problem}" in result.sentences
+    assert list(result.table.index) == list(result.models) == [*others, first]
+    assert result.table["rank"].tolist()[:-1] == list(range(len(others)))
+    assert math.isnan(result.table.loc[first, "rank"])
+    assert ["fit-failed" in names for names in result.table["findings"]] == [False, False, True]
+    assert result.sentences[0].startswith(f"LOO ranks {others[0]} first, ")
+    alone = score_models(models, problems=dict.fromkeys(others, problem))
+    assert alone.sentences[0] == f"{first} is the only model whose fit did not fail."
+    neither = score_models(models, problems=dict.fromkeys(models, problem))
+    assert neither.table["rank"].isna().all()
+    assert neither.sentences[0] == "No model is ranked, because each fit failed."
+
+
+def test_a_model_that_predicts_the_mean_is_marked(models):
+    models["bad"].covar_module.base_kernel.lengthscale = 0.002
+    result = score_models(models)
+    assert finding_of(result, "predicts-mean").models == ("bad",)
+    assert "predicts-mean" in result.table.loc["bad", "findings"]
+
+
+def test_a_rational_quadratic_below_the_rbf_that_it_contains_is_marked(models, data):
+    rq = GPRegression(*data(), kernel="rq")
+    rq.load_state_dict(models["good"].state_dict(), strict=False)
+    models["rq"] = rq
+    rq.covar_module.base_kernel.alpha = 1e6
+    assert "below-contained" not in names_of(score_models(models).findings)
+    rq.likelihood.noise = 3.0
+    result = score_models(models)
+    finding = finding_of(result, "below-contained")
+    assert finding.models == ("rq",)
+    below = result.table.loc["good", "lml"] - result.table.loc["rq", "lml"]
+    assert f"rq is {below:.1f} nats below good in LML" in finding.text
+    # One with another mean contains nothing of it.
+    models["good"] = GPRegression(*data(), "rbf", mean="zero")
+    assert "below-contained" not in names_of(score_models(models).findings)
+
+
+# A model or a diagnostic that cannot be computed takes nothing else along.
+
+OPTIONS = {"m": 20, "orderings": 10, "curves": 4}
+PLOTS = plot_calibration, plot_compare, plot_fit, plot_learning_curves
+# What fails, and the columns that are NaN then.
+FAILING = {
+    "observed_gaussian": ("lml", "clml", "loo"),
+    "log_density": ("lml",),
+    "_tail_densities": ("clml",),
+    "_leave_one_out": ("loo",),
+    "learning_curve": (),
+    "condition_number": (),
+}
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Makes a function of ``model_scores`` or of covariances fail for the models of these names."""
+
+    def make(function, names, error=NotPSDError):
+        current = [""]
+        is_function = hasattr(model_scores, function)
+        owners = [model_scores] if is_function else [DenseCovariance, LowRankPlusDiagonal]
+        score = model_scores.score_model
+
+        def tracked(name, *arguments):
+            current[0] = name
+            return score(name, *arguments)
+
+        def failing(computed):
+            def compute(*arguments, **options):
+                if current[0] in names:
+                    raise error(f"{function} of {current[0]} failed")
+                return computed(*arguments, **options)
+
+            return compute
+
+        monkeypatch.setattr(comparison, "score_model", tracked)
+        for owner in owners:
+            monkeypatch.setattr(owner, function, failing(getattr(owner, function)))
+
+    yield make
+    pyplot.close("all")
+
+
+def broken(x, y):
+    model = GPRegression(x, y)
+    with torch.no_grad():
+        model.covar_module.base_kernel.raw_lengthscale.fill_(torch.nan)
+    return model
+
+
+def test_a_model_without_a_covariance_is_a_row_and_the_others_are_as_they_are(models, data):
+    alone = score_models(models, **OPTIONS)
+    result = score_models({"broken": broken(*data()), **models}, **OPTIONS)
+    assert result.table.index.tolist() == [*alone.table.index, "broken"]
+    shared = result.table.iloc[:3].drop(columns="findings")
+    assert shared.equals(alone.table.drop(columns="findings"))
+    row = result.table.loc["broken"]
+    assert row[["lml", "clml", "loo", "difference", "p_worse", "weight"]].isna().all()
+    assert row["findings"] == ("not-scored", "few-points")
+    assert row["failure"].startswith("no LML, CLML, LOO, learning curves or condition")
+    for words in ("wider prior", "non-finite"):
+        assert words in row["failure"]
+    finding = finding_of(result, "not-scored")
+    assert finding.models == ("broken",)
+    assert finding.text == f"broken has {row['failure']}."
+    assert result.sentences[:2] == alone.sentences[:2]
+    with pytest.raises(NonFiniteError) as caught:
+        score_models({"broken": broken(*data())})
+    assert "models['broken']" in caught.value.__notes__[0]
+
+
+class NegativeGP(gpytorch.models.ExactGP):
+    """Its kernel is none, but beside noise of twice its largest eigenvalue it is a covariance."""
+
+    def __init__(self, x, y):
+        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood().to(x))
+        self.likelihood.noise = 1.0
+        self.mean, self.kernel = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel().to(x)
+        self.share = 0.5 / float(torch.linalg.eigvalsh(self.kernel(x).to_dense().detach()).max())
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean(x), self.kernel(x).evaluate_kernel() * -self.share)
+
+
+def test_a_diagnostic_that_fails_leaves_the_criteria(data):
+    """The prior of the wider function is no covariance where that of the model is one."""
+    x, y = data()
+    model, other = NegativeGP(x, y), GPRegression(x, y, standardize=False)
+    table = compare({"negative": model, "other": other}, **OPTIONS)
+    row = table.loc["negative"]
+    assert all(math.isfinite(row[column]) for column in ("lml", "clml", "loo", "weight"))
+    assert "not-scored" in row["findings"]
+    assert row["failure"].startswith("no wider prior (covariance of shape (25, 25)")
+    K = -model.share * model.kernel(x).to_dense().detach() + torch.eye(25, dtype=x.dtype)
+    expected = torch.distributions.MultivariateNormal(torch.zeros_like(y), K).log_prob(y)
+    assert row["lml"] == pytest.approx(float(expected))
+    assert table.loc["other", "failure"] == ""
+
+
+@pytest.mark.parametrize(
+    ("function", "rank_by", "names"),
+    [
+        *((function, "loo", ("good",)) for function in FAILING),
+        ("observed_gaussian", "lml", ("good", "linear")),
+        ("log_density", "lml", ("bad",)),
+        ("_tail_densities", "clml", ("good",)),
+        ("_leave_one_out", "loo", ("good", "linear")),
+    ],
+)
+def test_whatever_fails_the_others_are_told_and_drawn(function, rank_by, names, models, failing):
+    whole = score_models(models, rank_by=rank_by, **OPTIONS).table
+    failing(function, names)
+    result = score_models(models, rank_by=rank_by, **OPTIONS)
+    table = result.table
+    for name in models:
+        for column in ("lml", "clml", "loo"):
+            if name in names and column in FAILING[function]:
+                assert math.isnan(table.loc[name, column])
+            else:
+                assert table.loc[name, column] == whole.loc[name, column]
+        assert bool(table.loc[name, "failure"]) == (name in names)
+        assert ("not-scored" in table.loc[name, "findings"]) == (name in names)
+    values = table[rank_by].dropna()
+    assert values.is_monotonic_decreasing
+    assert table[rank_by].tolist()[: len(values)] == values.tolist()  # the others are last
+    assert table["weight"].notna().tolist() == table["loo"].notna().tolist()
+    assert table["weight"].sum() == pytest.approx(1.0)
+    sentences = " ".join(result.sentences)
+    assert "nan" not in sentences.lower()
+    assert all(f"of {name} failed" in sentences for name in names)
+    assert "nan" not in result._repr_html_().lower()
+    for plot in PLOTS:
+        plot(result)
+
+
+def test_a_criterion_that_no_model_has_is_left_out(models, failing):
+    failing("_tail_densities", tuple(models))
+    result = score_models(models, **OPTIONS)
+    assert result.table["clml"].isna().all()
+    assert any(sentence.startswith("LML and LOO both prefer") for sentence in result.sentences)
+    for plot in PLOTS:
+        plot(result)
+    with pytest.raises(NotPSDError, match="of good failed") as caught:
+        score_models(models, rank_by="clml", **OPTIONS)
+    assert caught.value.__notes__ == ["This happened in the scores of models['good']."]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, UserWarning])
+def test_errors_are_kept_but_interrupts_and_warnings_pass_through(models, failing, error):
+    failing("learning_curve", ("bad",), error)
+    if error is RuntimeError:
+        failure = compare(models, **OPTIONS).loc["bad", "failure"]
+        assert failure == "no learning curves (learning_curve of bad failed)"
+        return
+    with pytest.raises(error, match="of bad"):
+        score_models(models, **OPTIONS)
+
+
+@pytest.mark.filterwarnings("ignore:A covariance of shape")
+def test_scores_that_are_not_finite_name_the_model():
+    x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
+    y = torch.tensor([1.0, 2.0, 2.5], dtype=torch.float64)
+    # Nothing but its own target says what the first weight is, and the prior says nothing.
+    model = BayesianLinearModel(x, y, prior_variance=1e20, noise=1e-3)
+    with pytest.raises(NonFiniteError, match=r"models\['a'\]: .* add noise"):
+        compare({"a": model})
+
+
+def test_of_models_equal_by_one_criterion_the_first_ranked_is_its_favourite(models, monkeypatch):
+    monkeypatch.setattr(DenseCovariance, "log_density", lambda *_: torch.tensor(-3.0))
+    result = score_models({name: models[name] for name in ("good", "bad")}, **OPTIONS)
+    assert result.table.index[0] == "good"  # by name "bad" would come first
+    assert "LML, CLML and LOO all prefer good." in result.sentences
