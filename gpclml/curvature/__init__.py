@@ -14,11 +14,12 @@ from gpclml.curvature.dense import (
     FunctionSpace,
     FunctionSpaceCurvature,
 )
+from gpclml.curvature.gradients import output_gradients, sample_gradients
 from gpclml.curvature.invariances import AffineAugmentation, AveragedNetwork
 from gpclml.curvature.kronecker import Kronecker, KroneckerCurvature
-from gpclml.curvature.output_gradients import OuterProducts, output_gradients
+from gpclml.curvature.layers import OuterProducts
 from gpclml.curvature.output_likelihoods import GaussianWeightPrior, OutputLikelihood
-from gpclml.curvature.structure import Cotangents, Curvature, Structure, sample_gradients
+from gpclml.curvature.structure import Cotangents, Curvature, Structure
 
 __all__ = [
     "AffineAugmentation",

@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from gpclml._utils.arguments import checked
-from gpclml.curvature._layers import LinearRecord
-from gpclml.curvature._recording import record_layers, sum_over_chunks
-from gpclml.curvature.output_gradients import (
-    OuterProducts,
+from gpclml.curvature.gradients import (
     dense_rows,
+    gradient_shape,
+    layer_gradients,
     layer_products,
-    point_products,
     weighted_products,
 )
+from gpclml.curvature.layers import OuterProducts, sum_over_chunks
 from gpclml.curvature.structure import (
     BlockCurvature,
     Cotangents,
@@ -31,9 +30,7 @@ from gpclml.curvature.structure import (
     Precisions,
     Scale,
     Structure,
-    fresh_parameters,
     layer_of,
-    sample_gradients,
 )
 from gpclml.errors import UnsupportedError
 from gpclml.linalg import safe_cholesky
@@ -73,24 +70,8 @@ class Full(Structure):
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
         """The dense matrix of all parameters together; see :meth:`Structure.of`."""
-        layers = set(map(layer_of, fresh_parameters(module)))
-        if len(layers) == 1 and type(module.get_submodule(*layers)) is torch.nn.Linear:
-            records, others = record_layers(module, x, cotangents)
-            if records and not others:
-                return self._of_layer(cast(LinearRecord, records[0]))
-        gradients = sample_gradients(module, x, cotangents)
-        return DenseCurvature.of_gradients(gradients, [gradients], self.form)
-
-    def _of_layer(self, record: LinearRecord) -> DenseCurvature:
-        kinds = {record.weight: record.shape, record.bias: record.shape[:1]}
-        shapes = {name: shape for name, shape in kinds.items() if name is not None}
-        size = sum(shape.numel() for shape in shapes.values())
-        fewer = record.num_points * len(record.raw_gradients) < size
-        by_samples = self.form == "samples" or (self.form == "smaller" and fewer)
-        if by_samples or record.weight is None or not record.is_plain:
-            gradients = record.gradients()
-            return DenseCurvature.of_gradients(gradients, [gradients], self.form)
-        return DenseCurvature([Block(shapes, False, layer_products(record))])
+        gradients = dict(layer_gradients(module, x, cotangents))
+        return DenseCurvature([Block.from_gradients(gradients, self.form)])
 
 
 @checked
@@ -110,11 +91,10 @@ class BlockDiagonal(Structure):
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
         """A dense matrix for each block; see :meth:`Structure.of`."""
-        gradients = sample_gradients(module, x, cotangents)
-        blocks: dict[str, list[str]] = {}
-        for name in gradients:
-            blocks.setdefault(layer_of(name) if self.by == "layer" else name, []).append(name)
-        return DenseCurvature.of_gradients(gradients, blocks.values())
+        blocks: dict[str, dict[str, Tensor | OuterProducts]] = {}
+        for name, rows in layer_gradients(module, x, cotangents):
+            blocks.setdefault(layer_of(name) if self.by == "layer" else name, {})[name] = rows
+        return DenseCurvature([Block.from_gradients(block) for block in blocks.values()])
 
 
 class DenseCurvature(BlockCurvature):
@@ -122,23 +102,6 @@ class DenseCurvature(BlockCurvature):
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.blocks = tuple(blocks)
-
-    @classmethod
-    def of_gradients(
-        cls,
-        gradients: Mapping[str, Tensor],
-        blocks: Iterable[Iterable[str]],
-        form: str = "smaller",
-    ) -> DenseCurvature:
-        """The curvature of blocks of parameters, from rows of these by name, ``(N, K, *shape)``."""
-        made = []
-        flat = {name: rows.reshape(*rows.shape[:2], -1) for name, rows in gradients.items()}
-        for names in map(tuple, blocks):
-            rows = torch.cat([flat[name] for name in names], dim=-1).flatten(0, 1)
-            shapes = {name: gradients[name].shape[2:] for name in names}
-            by_samples = form == "samples" or (form == "smaller" and len(rows) < rows.shape[1])
-            made.append(Block(shapes, by_samples, rows if by_samples else _gram(rows.mT)))
-        return cls(made)
 
     @override
     def __add__(self, other: Self) -> Self:
@@ -151,24 +114,40 @@ class Block(Curvature):
     """A block as its rows, ``(N K, p)``, or as the product of these, ``(p, p)`` in float64."""
 
     shapes: Mapping[str, torch.Size]
-    by_samples: bool
+    is_rows: bool
     matrix: Tensor
 
-    def _roots(self, precisions: Precisions) -> Tensor:
-        """Prior standard deviations, ``(p,)``."""
-        parts = [precisions[name].rsqrt().expand(n.numel()) for name, n in self.shapes.items()]
-        return torch.cat(parts)
+    @classmethod
+    def from_gradients(
+        cls, gradients: Mapping[str, Tensor | OuterProducts], form: str = "smaller"
+    ) -> Block:
+        """The block of parameters from their gradients by name, ``(N, K, *shape)``."""
+        shapes = {name: gradient_shape(rows) for name, rows in gradients.items()}
+        first, *others = gradients.values()
+        sums = first.gradients if isinstance(first, OuterProducts) else first
+        size = sum(shape.numel() for shape in shapes.values())
+        is_rows = form == "samples" or (form == "smaller" and sums.shape[:2].numel() < size)
+        if isinstance(first, OuterProducts) and not is_rows and all(b is sums for b in others):
+            return cls(shapes, False, layer_products(first, bias=bool(others)))
+        flat = [dense_rows(rows, slice(None)) for rows in gradients.values()]
+        rows = torch.cat(flat, dim=-1).flatten(0, 1)
+        return cls(shapes, is_rows, rows if is_rows else _gram(rows.mT))
 
     @property
     def names(self) -> list[str]:
         """Names of its parameters."""
         return list(self.shapes)
 
+    def _roots(self, precisions: Precisions) -> Tensor:
+        """Prior standard deviations, ``(p,)``."""
+        roots = [precisions[name].rsqrt().expand(n.numel()) for name, n in self.shapes.items()]
+        return torch.cat(roots)
+
     @override
     def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
         """From a Cholesky factor."""
         root = self._roots(precisions)
-        if self.by_samples:
+        if self.is_rows:
             inner = _gram(self.matrix * root)
         else:
             inner = self.matrix * root * root.unsqueeze(-1)
@@ -178,7 +157,7 @@ class Block(Curvature):
     def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
         root = self._roots(precisions)
         prior = draw(count, len(root))  # of standardized weights
-        if self.by_samples:  # a draw from the prior, moved by what noisy rows say of it
+        if self.is_rows:  # a draw from the prior, moved by what noisy rows say of it
             rows = scale**0.5 * self.matrix * root
             factor = _factor(_gram(rows)).to(rows.dtype)
             seen = prior @ rows.mT + draw(count, len(rows))
@@ -187,46 +166,47 @@ class Block(Curvature):
             inner = scale * self.matrix * root * root.unsqueeze(-1)
             factor = _factor(inner).to(prior.dtype)
             values = torch.linalg.solve_triangular(factor.mT, prior.mT, upper=True).mT
-        parts = (root * values).split([n.numel() for n in self.shapes.values()], dim=-1)
-        return {
-            name: part.reshape(count, *shape)
-            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
-        }
+        draws = (root * values).split([n.numel() for n in self.shapes.values()], dim=-1)
+        pairs = zip(self.shapes.items(), draws, strict=True)
+        return {name: values.reshape(count, *shape) for (name, shape), values in pairs}
 
     @override
     def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
         """From a Cholesky factor."""
         root = self._roots(precisions).double()
         rows = scale**0.5 * self.matrix * root
-        factor = _factor(_gram(rows) if self.by_samples else scale**0.5 * root.unsqueeze(-1) * rows)
+        factor = _factor(_gram(rows) if self.is_rows else scale**0.5 * root.unsqueeze(-1) * rows)
 
-        def of_some(gradients: Mapping[str, Any], points: slice) -> Tensor:
+        def chunk_covariance(gradients: Mapping[str, Any], points: slice) -> Tensor:
             flat = torch.cat([dense_rows(gradients[name], points) for name in self.shapes], dim=-1)
             columns = (flat * root).flatten(0, 1).mT
-            seen = rows @ columns if self.by_samples else columns
+            seen = rows @ columns if self.is_rows else columns
             solved = torch.linalg.solve_triangular(factor, seen, upper=False)
-            prior, known = (point_products(one, flat.shape[:2]) for one in (columns, solved))
-            return (prior - known if self.by_samples else known).to(flat)
+            known = _point_products(solved, flat.shape[:2])
+            if self.is_rows:  # what rows tell is taken from the prior's covariance
+                known = _point_products(columns, flat.shape[:2]) - known
+            return known.to(flat)
 
-        def of(gradients: Mapping[str, Any]) -> Tensor:
+        def covariance(gradients: Mapping[str, Any]) -> Tensor:
             first = gradients[next(iter(self.shapes))]
             count, outputs = getattr(first, "gradients", first).shape[:2]
             step = max(1, _NUMBERS // (outputs * len(root)))
             starts = range(0, count, step)
-            return torch.cat([of_some(gradients, slice(a, a + step)) for a in starts])
+            return torch.cat([chunk_covariance(gradients, slice(a, a + step)) for a in starts])
 
-        return of
+        return covariance
 
     @override
     def __add__(self, other: Block) -> Block:
-        if self.by_samples and other.by_samples:
+        if self.is_rows and other.is_rows:
             rows = torch.cat([self.matrix, other.matrix])
             few = len(rows) < rows.shape[1]
-            return replace(self, by_samples=few, matrix=rows if few else _gram(rows.mT))
-        mine, theirs = (
-            _gram(block.matrix.mT) if block.by_samples else block.matrix for block in (self, other)
-        )
-        return replace(self, by_samples=False, matrix=mine + theirs)
+            return replace(self, is_rows=few, matrix=rows if few else _gram(rows.mT))
+        mine, theirs = (b._product() for b in (self, other))
+        return replace(self, is_rows=False, matrix=mine + theirs)
+
+    def _product(self) -> Tensor:
+        return _gram(self.matrix.mT) if self.is_rows else self.matrix
 
 
 @dataclass(frozen=True)
@@ -240,15 +220,11 @@ class Diagonal(Structure):
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DiagonalCurvature:
         """The sum of squared gradients of each parameter; see :meth:`Structure.of`."""
-        return sum_over_chunks(self._of, module, x, cotangents, all_columns=True)
+        return sum_over_chunks(_diagonal, module, x, cotangents, all_columns=True)
 
-    def _of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DiagonalCurvature:
-        records, others = record_layers(module, x, cotangents)
-        found = {name: h for record in records for name, h in record.diagonal().items()}
-        if others:
-            rest = DiagonalCurvature.of_gradients(sample_gradients(module, x, cotangents, others))
-            found |= rest.diagonal
-        return DiagonalCurvature(found)
+
+def _diagonal(module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DiagonalCurvature:
+    return DiagonalCurvature.from_gradients(layer_gradients(module, x, cotangents))
 
 
 class DiagonalCurvature(Curvature):
@@ -262,9 +238,11 @@ class DiagonalCurvature(Curvature):
         self.diagonal: dict[str, Tensor] = dict(diagonal)
 
     @classmethod
-    def of_gradients(cls, gradients: Mapping[str, Tensor]) -> DiagonalCurvature:
-        """The diagonal from the rows of each parameter by name, ``(N, K, *shape)``."""
-        return cls({name: rows.square().sum((0, 1)) for name, rows in gradients.items()})
+    def from_gradients(
+        cls, gradients: Iterable[tuple[str, Tensor | OuterProducts]]
+    ) -> DiagonalCurvature:
+        """The diagonal from pairs of a name and gradients, ``(N, K, *shape)``, one at a time."""
+        return cls({name: _sum_of_squares(rows) for name, rows in gradients})
 
     @property
     def names(self) -> list[str]:
@@ -290,18 +268,18 @@ class DiagonalCurvature(Curvature):
         """The sum over single parameters."""
         weights = {name: 1 / (scale * h + precisions[name]) for name, h in self.diagonal.items()}
 
-        def of(gradients: Mapping[str, Any]) -> Tensor:
-            total = []
+        def covariance(gradients: Mapping[str, Any]) -> Tensor:
+            terms = []
             for name, weight in weights.items():
                 rows = gradients[name]
                 if isinstance(rows, OuterProducts):
-                    total.append(weighted_products(rows, weight))
+                    terms.append(weighted_products(rows, weight))
                 else:
                     flat = dense_rows(rows, slice(None))
-                    total.append((flat * weight.flatten()) @ flat.mT)
-            return torch.stack(total).sum(0)
+                    terms.append((flat * weight.flatten()) @ flat.mT)
+            return torch.stack(terms).sum(0)
 
-        return of
+        return covariance
 
     @override
     def __add__(self, other: Self) -> Self:
@@ -326,16 +304,18 @@ class FunctionSpace(Structure):
         self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents
     ) -> FunctionSpaceCurvature:
         """A matrix of the size of the points for each parameter; see :meth:`Structure.of`."""
-        grams = {}
-        records, others = record_layers(module, x, cotangents)
-        for record in records:
-            if isinstance(record, LinearRecord) and record.is_plain:
-                grams |= _plain_grams(record)
-            else:
-                grams |= {name: _gram_of(rows) for name, rows in record.gradients().items()}
-        if others:
-            gradients = sample_gradients(module, x, cotangents, others)
-            grams |= {name: _gram_of(rows) for name, rows in gradients.items()}
+        grams: dict[str, Tensor] = {}
+        last = gram = torch.zeros(())
+        for name, rows in layer_gradients(module, x, cotangents):
+            gradients = rows.gradients if isinstance(rows, OuterProducts) else rows
+            if gradients is not last:  # a bias has the gradients of outputs that its weight has
+                last, gram = gradients, _gram(dense_rows(gradients, slice(None)).flatten(0, 1))
+            grams[name] = gram
+            if isinstance(rows, OuterProducts):
+                # Inner products of g aᵀ are products of those of g and of a.
+                k = gradients.shape[1]
+                inputs = _gram(rows.inputs).repeat_interleave(k, 0).repeat_interleave(k, 1)
+                grams[name] = inputs * gram
         return FunctionSpaceCurvature(grams)
 
 
@@ -393,24 +373,22 @@ def _log_det(matrix: Tensor, scale: Tensor | float) -> Tensor:
     return 2 * _factor(matrix, scale).diagonal().log().sum()
 
 
-def _plain_grams(record: LinearRecord) -> dict[str, Tensor]:
-    gradients, inputs = record.summed_gradients(), record.mean_inputs()[:, 0]
-    gram, k = _gram_of(gradients), gradients.shape[1]
-    found = {} if record.bias is None else {record.bias: gram}
-    if record.weight is not None:
-        of_inputs = _gram(inputs).repeat_interleave(k, 0).repeat_interleave(k, 1)
-        found[record.weight] = of_inputs * gram
-    return found
+def _sum_of_squares(rows: Tensor | OuterProducts) -> Tensor:
+    """Squares of gradients, summed over points and columns, in the shape of the parameter."""
+    if isinstance(rows, OuterProducts):
+        return rows.gradients.square().sum(1).mT @ rows.inputs.square()
+    return rows.square().sum((0, 1))
 
 
-def _gram_of(rows: Tensor) -> Tensor:
-    """Inner products of rows ``(N, K, *shape)``."""
-    return _gram(rows.flatten(0, 1).flatten(1) if rows.ndim > 2 else rows.reshape(-1, 1))
+def _point_products(columns: Tensor, shape: torch.Size) -> Tensor:
+    """Inner products of the C columns of each point, ``(p, N C)`` to ``(N, C, C)``."""
+    rows = columns.mT.unflatten(0, shape)
+    return rows @ rows.mT
 
 
 def _gram(rows: Tensor) -> Tensor:
     """Inner products of rows ``(m, p)``, summed over their columns in float64."""
     if rows.dtype == torch.float64:
         return rows @ rows.mT
-    some = map(Tensor.double, rows.split(max(1024, _DOUBLES // len(rows)), dim=-1))
-    return reduce(torch.add, (part @ part.mT for part in some))
+    chunks = map(Tensor.double, rows.split(max(1024, _DOUBLES // len(rows)), dim=-1))
+    return reduce(torch.add, (chunk @ chunk.mT for chunk in chunks))

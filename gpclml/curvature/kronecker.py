@@ -12,10 +12,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from gpclml._utils.arguments import checked
-from gpclml.curvature._layers import LinearRecord, Products
-from gpclml.curvature._recording import record_columns, sum_over_chunks
-from gpclml.curvature.dense import DenseCurvature, DiagonalCurvature
-from gpclml.curvature.output_gradients import OuterProducts, weighted_products
+from gpclml.curvature.dense import Block, DenseCurvature, DiagonalCurvature
+from gpclml.curvature.gradients import sample_gradients, weighted_products
+from gpclml.curvature.layers import (
+    LinearRecord,
+    OuterProducts,
+    Products,
+    record_columns,
+    sum_over_chunks,
+)
 from gpclml.curvature.structure import (
     BlockCurvature,
     Cotangents,
@@ -26,14 +31,10 @@ from gpclml.curvature.structure import (
     Precisions,
     Scale,
     Structure,
-    sample_gradients,
 )
 from gpclml.errors import UnsupportedError
-from gpclml.linalg import refuse_double_backward
 
 __all__ = ["Factors", "Kronecker", "KroneckerCurvature"]
-
-_PAIRS = 2**16  # of eigenvalues in memory at a time
 
 
 @checked
@@ -77,28 +78,36 @@ class Kronecker(Structure):
 
     def _of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KroneckerCurvature:
         reduce = self.sharing == "reduce"
-        factors: dict[int, Factors] = {}
-        norms: dict[int, DenseCurvature] = {}
+        blocks: dict[int, Factors | Block] = {}
         columns, names = record_columns(module, x, cotangents, only=self.others == "refuse")
         for records in columns:  # one after the other takes less memory than all
-            for place, record in enumerate(records):
+            for layer, record in enumerate(records):
+                before = blocks.get(layer)
                 if not isinstance(record, LinearRecord):
-                    rows = record.gradients()
-                    block = DenseCurvature.of_gradients(rows, [rows])
-                    norms[place] = norms[place] + block if place in norms else block
-                elif place in factors:
-                    gradients = factors[place].gradients + record.gradient_products(reduce)
-                    factors[place] = replace(factors[place], gradients=gradients)
-                else:
-                    factors[place] = _first_factors(record, reduce)
-        rest: list[DiagonalCurvature | DenseCurvature] = list(norms.values())
+                    block = Block.from_gradients(record.gradients())
+                    blocks[layer] = before + block if isinstance(before, Block) else block
+                    continue
+                gradients = record.gradient_products(reduce)
+                if isinstance(before, Factors):
+                    blocks[layer] = replace(before, gradients=before.gradients + gradients)
+                    continue
+                inputs, count = (
+                    (None, 0) if record.weight is None else record.input_products(reduce)
+                )
+                blocks[layer] = Factors(
+                    record.weight, record.bias, gradients, inputs, count, record.shape
+                )
+        factors = [block for block in blocks.values() if isinstance(block, Factors)]
+        others: list[DiagonalCurvature | DenseCurvature] = [
+            DenseCurvature([block]) for block in blocks.values() if isinstance(block, Block)
+        ]
         if names:
             rows = sample_gradients(module, x, cotangents, names)
             if self.others == "diagonal":
-                rest.append(DiagonalCurvature.of_gradients(rows))
+                others.append(DiagonalCurvature.from_gradients(rows.items()))
             else:
-                rest.append(DenseCurvature.of_gradients(rows, [names], "parameters"))
-        return KroneckerCurvature(list(factors.values()), rest)
+                others.append(DenseCurvature([Block.from_gradients(rows, "parameters")]))
+        return KroneckerCurvature(factors, others)
 
 
 class KroneckerCurvature(BlockCurvature):
@@ -160,20 +169,19 @@ class Factors(Curvature):
 
         Some that are zero are left out. For a bias the latter is one.
         """
-        of_gradients = self.gradients.eigenvalues()
-        values = {}
+        b, values = self.gradients.eigenvalues(), {}
         if self.bias is not None:
-            values[self.bias] = of_gradients, torch.ones_like(of_gradients[..., :1])
+            values[self.bias] = b, torch.ones_like(b[..., :1])
         if self.weight is not None and self.inputs is not None:
-            values[self.weight] = of_gradients, self.inputs.eigenvalues() / self.count
+            values[self.weight] = b, self.inputs.eigenvalues() / self.count
         return values
 
     @override
     def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
         """From the eigenvalues of both factors, in float64."""
         terms = [
-            cast(Tensor, _LogDet.apply(*values, (scale / precisions[name]).double().reshape(())))
-            for name, values in self.eigenvalues.items()
+            ((scale / precisions[name]).double() * b.unsqueeze(-1) * a.unsqueeze(-2)).log1p().sum()
+            for name, (b, a) in self.eigenvalues.items()
         ]
         return torch.stack(terms).sum()
 
@@ -181,11 +189,10 @@ class Factors(Curvature):
     def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
         """Draws of weights with covariance (s B ⊗ A + δ I)⁻¹ of each block, by eigenvectors."""
         draws = {}
-        for name, spectrum in self._spectra(precisions, scale).items():
-            normal = draw(count, *spectrum.deviation.shape)
-            scaled = normal.double() * spectrum.deviation
-            made = (spectrum.of_gradients @ scaled @ spectrum.of_inputs.mT).to(normal)
-            draws[name] = made.reshape(count, *(self.shape if name == self.weight else (-1,)))
+        for name, (left, right, deviation) in self._spectra(precisions, scale).items():
+            normal = draw(count, *deviation.shape)
+            values = (left @ (normal.double() * deviation) @ right.mT).to(normal)
+            draws[name] = values.reshape(count, *(self.shape if name == self.weight else (-1,)))
         return draws
 
     @override
@@ -195,40 +202,39 @@ class Factors(Curvature):
 
         # In float64: where a prior is vague, the deviation of what the data do not determine is so
         # large that the rounding of a turned gradient would be seen.
-        def of(gradients: Mapping[str, Any]) -> Tensor:
-            total = []
-            for name, one in spectra.items():
+        def covariance(gradients: Mapping[str, Any]) -> Tensor:
+            terms = []
+            for name, (left, right, deviation) in spectra.items():
                 rows = gradients[name]
                 if isinstance(rows, OuterProducts):
-                    turned = OuterProducts(
-                        rows.gradients.double() @ one.of_gradients,
-                        rows.inputs.double() @ one.of_inputs,
-                    )
-                    products = weighted_products(turned, one.deviation.square())
-                    total.append(products.to(rows.gradients))
+                    g, a = rows.gradients.double() @ left, rows.inputs.double() @ right
+                    products = weighted_products(OuterProducts(g, a), deviation.square())
+                    terms.append(products.to(rows.gradients))
                     continue
-                blocks = rows.reshape(*rows.shape[:2], *one.deviation.shape).double()
-                turned = (one.of_gradients.mT @ blocks @ one.of_inputs * one.deviation).flatten(2)
-                total.append((turned @ turned.mT).to(rows))
-            return torch.stack(total).sum(0)
+                blocks = rows.reshape(*rows.shape[:2], *deviation.shape).double()
+                turned = (left.mT @ blocks @ right * deviation).flatten(2)
+                terms.append((turned @ turned.mT).to(rows))
+            return torch.stack(terms).sum(0)
 
-        return of
+        return covariance
 
-    def _spectra(self, precisions: Precisions, scale: float) -> dict[str, _Spectrum]:
-        """Eigenvectors of both factors, and deviations in these directions, by name."""
+    def _spectra(
+        self, precisions: Precisions, scale: float
+    ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """Eigenvectors of B and A by name, and deviations in their directions; float64."""
         dtype = next(iter(precisions.values())).dtype
-        values, vectors = torch.linalg.eigh(self.gradients.matrix())
-        values = _above_rounding(values, dtype).unsqueeze(-1)
-        found = {}
+        b, left = torch.linalg.eigh(self.gradients.matrix())
+        b = _above_rounding(b, dtype).unsqueeze(-1)
+        spectra = {}
         if self.weight is not None and self.inputs is not None:
-            of_inputs, directions = torch.linalg.eigh(self.inputs.matrix() / self.count)
-            products = values * _above_rounding(of_inputs, dtype).unsqueeze(-2)
+            a, right = torch.linalg.eigh(self.inputs.matrix() / self.count)
+            products = b * _above_rounding(a, dtype).unsqueeze(-2)
             deviation = (scale * products + precisions[self.weight]).rsqrt()
-            found[self.weight] = _Spectrum(vectors, directions, deviation)
+            spectra[self.weight] = left, right, deviation
         if self.bias is not None:
-            deviation = (scale * values + precisions[self.bias]).rsqrt()
-            found[self.bias] = _Spectrum(vectors, torch.ones_like(values[..., :1, :]), deviation)
-        return found
+            deviation = (scale * b + precisions[self.bias]).rsqrt()
+            spectra[self.bias] = left, torch.ones_like(b[..., :1, :]), deviation
+        return spectra
 
     @override
     def __add__(self, other: Factors) -> Factors:
@@ -246,49 +252,3 @@ def _above_rounding(values: Tensor, dtype: torch.dtype) -> Tensor:
     """
     eps = max(torch.finfo(dtype).eps ** 2, torch.finfo(values.dtype).eps)
     return values.clamp_min(values.shape[-1] * eps * values.amax(-1, keepdim=True).clamp_min(0.0))
-
-
-def _first_factors(record: LinearRecord, reduce: bool) -> Factors:
-    """Factors from the first column."""
-    inputs, count = (None, 0) if record.weight is None else record.input_products(reduce)
-    gradients = record.gradient_products(reduce)
-    return Factors(record.weight, record.bias, gradients, inputs, count, record.shape)
-
-
-@dataclass(frozen=True)
-class _Spectrum:
-    """Eigenvectors of B and A, and deviations in their directions, ``(out, in)``; float64."""
-
-    of_gradients: Tensor
-    of_inputs: Tensor
-    deviation: Tensor
-
-
-class _LogDet(torch.autograd.Function):
-    r"""The sum of :math:`\log(1 + s b_i a_j)` over pairs, without an array of them all.
-
-    Arguments are b, ``(*G, out)``, a, ``(*G, in)``, and s, a number.
-    """
-
-    @staticmethod
-    def forward(ctx, b, a, s):
-        ctx.save_for_backward(b, a, s)
-        products = (s * one[..., None] * a[..., None, :] for one in _chunks(b, a))
-        return torch.stack([part.log1p_().sum() for part in products]).sum()
-
-    @staticmethod
-    def backward(ctx, *grads):
-        refuse_double_backward("log_det_ratio")
-        gradient = grads[0]
-        b, a, s = ctx.saved_tensors
-        of_b, of_a, of_s = [], torch.zeros_like(a), torch.zeros_like(s)
-        for one in _chunks(b, a):
-            inverse = 1 / (1 + s * one[..., None] * a[..., None, :])
-            of_b.append((inverse @ a[..., None])[..., 0])
-            of_a += (one[..., None, :] @ inverse)[..., 0, :]
-            of_s += (of_b[-1] * one).sum()
-        return gradient * s * torch.cat(of_b, -1), gradient * s * of_a, gradient * of_s
-
-
-def _chunks(b: Tensor, a: Tensor) -> tuple[Tensor, ...]:
-    return b.split(max(1, _PAIRS // (a.numel() or 1)), dim=-1)

@@ -15,6 +15,7 @@ from gpytorch.likelihoods import (
 )
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Normal
+from typing_extensions import override
 
 from gpclml._utils.arguments import check_finite, check_positive, checked, reads_are_free
 from gpclml.curvature.structure import layer_of
@@ -189,7 +190,7 @@ def check_targets_belong(argument: str, outputs: Tensor, target: Tensor) -> None
     classes = outputs.shape[-1]
     if target.is_floating_point() or target.ndim != 1 or classes == 1:
         return
-    low, high = (int(one) for one in target.aminmax())
+    low, high = map(int, target.aminmax())
     if low < 0 or high >= classes:
         got = f"classes from {low} to {high}"
         raise ArgumentError(argument, got, f"integers from 0 to {classes - 1}")
@@ -233,8 +234,8 @@ class _Gaussian(OutputLikelihood):
         self._likelihood = likelihood
 
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
-        of_noise = 0.5 * self.scale().log() - _HALF_LOG_2PI
-        return self.scale() * self.core(outputs, target) + outputs.shape[-1] * of_noise
+        constant = outputs.shape[-1] * (0.5 * self.scale().log() - _HALF_LOG_2PI)
+        return self.scale() * self.core(outputs, target) + constant
 
     def core(self, outputs: Tensor, target: Tensor) -> Tensor:
         target = target.unsqueeze(-1) if target.ndim == 1 else target
@@ -251,13 +252,8 @@ class _Gaussian(OutputLikelihood):
         eye = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
         return eye.expand(len(outputs), *eye.shape)
 
-    def predictive(
-        self,
-        outputs: Tensor,
-        covariance: Tensor,
-        temperature: Tensor | float = 1.0,
-        noise: Tensor | None = None,
-    ) -> Distribution:
+    @override
+    def predictive(self, outputs, covariance, temperature=1.0, noise=None):
         variance = covariance.diagonal(dim1=-2, dim2=-1) + temperature / self.scale()
         deviation = variance.clamp_min(0.0).sqrt()
         if outputs.shape[-1] == 1:
@@ -292,13 +288,8 @@ class _Softmax(OutputLikelihood):
         outputs = self._logits(outputs)
         return -torch.nn.functional.cross_entropy(outputs, target.long(), reduction="none")
 
-    def predictive(
-        self,
-        outputs: Tensor,
-        covariance: Tensor,
-        temperature: Tensor | float = 1.0,
-        noise: Tensor | None = None,
-    ) -> Distribution:
+    @override
+    def predictive(self, outputs, covariance, temperature=1.0, noise=None):
         outputs, covariance = outputs / temperature, covariance / temperature**2
         if noise is not None:
             values, vectors = torch.linalg.eigh(covariance)
@@ -309,19 +300,11 @@ class _Softmax(OutputLikelihood):
         return Categorical(logits=self._logits(outputs / (1 + math.pi / 8 * variance).sqrt()))
 
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
-        binary = self._is_binary(outputs)
         p = self._logits(outputs).softmax(-1)
-        if binary:
+        if self._is_binary(outputs):  # of two columns one is minus the other
             return p.prod(-1).sqrt()[:, None, None]
         eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
         return p.sqrt().unsqueeze(-1) * (eye - p.unsqueeze(-2))
-
-    def centred(self, outputs: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and covariances, ``(N, C, C)``; of one output f those of (-f, f) / 2."""
-        if not self._is_binary(outputs):
-            return outputs, covariance
-        halves = outputs.new_tensor([-0.5, 0.5])
-        return outputs * halves, covariance * halves * halves.unsqueeze(-1)
 
     def _logits(self, outputs: Tensor) -> Tensor:
         """A logit for each class, zero for the first one of a single output."""
@@ -337,13 +320,8 @@ class _Probit(OutputLikelihood):
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
         return torch.special.log_ndtr(self._margin(outputs, target))
 
-    def predictive(
-        self,
-        outputs: Tensor,
-        covariance: Tensor,
-        temperature: Tensor | float = 1.0,
-        noise: Tensor | None = None,
-    ) -> Distribution:
+    @override
+    def predictive(self, outputs, covariance, temperature=1.0, noise=None):
         variance = covariance[:, 0, 0] / temperature**2
         margin = outputs[:, 0] / temperature / (1 + variance).sqrt()
         return Bernoulli(probs=torch.special.ndtr(margin))

@@ -12,10 +12,11 @@ from gpytorch.likelihoods import (
     Likelihood,
     SoftmaxLikelihood,
 )
+from torch import Tensor
 
-from gpclml.curvature._layers import Products
 from gpclml.curvature.dense import Block, DenseCurvature, DiagonalCurvature
 from gpclml.curvature.kronecker import Factors, KroneckerCurvature
+from gpclml.curvature.layers import Products
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.curvature.structure import Curvature
 from gpclml.errors import UnsupportedError
@@ -27,54 +28,46 @@ __all__ = [
     "likelihood_of_content",
 ]
 
+_PARTS: dict[str, tuple[Any, ...]] = {  # arguments of the constructors, which are attributes too
+    "DiagonalCurvature": (DiagonalCurvature, "diagonal"),
+    "DenseCurvature": (DenseCurvature, "blocks"),
+    "Block": (Block, "shapes", "is_rows", "matrix"),
+    "KroneckerCurvature": (KroneckerCurvature, "factors", "others"),
+    "Factors": (Factors, "weight", "bias", "gradients", "inputs", "count", "shape"),
+    "Products": (Products, "values", "is_rows"),
+}
 _LIKELIHOODS: dict[str, Any] = {
     "softmax": SoftmaxLikelihood, "bernoulli": BernoulliLikelihood, "gaussian": GaussianLikelihood,
 }  # fmt: skip
 
 
-def content_of_curvature(curvature: Curvature) -> dict[str, Any]:
-    """What :func:`curvature_of_content` makes the curvature of again."""
-    if isinstance(curvature, DiagonalCurvature):
-        return {"diagonal": {name: h.detach() for name, h in curvature.diagonal.items()}}
-    if isinstance(curvature, DenseCurvature):
-        blocks = [
-            {"shapes": {name: list(shape) for name, shape in block.shapes.items()},
-             "by_samples": block.by_samples, "matrix": block.matrix.detach()}
-            for block in curvature.blocks
-        ]  # fmt: skip
-        return {"blocks": blocks}
-    if isinstance(curvature, KroneckerCurvature):
-        factors = [
-            {**vars(layer), "gradients": layer.gradients.matrix().detach(),
-             "inputs": None if layer.inputs is None else layer.inputs.matrix().detach(),
-             "shape": list(layer.shape)}
-            for layer in curvature.factors
-        ]  # fmt: skip
-        for layer in factors:
-            layer.pop("eigenvalues", None)  # they follow from the factors
-        return {"factors": factors, "others": [content_of_curvature(o) for o in curvature.others]}
-    expected = "one of Full, BlockDiagonal, Diagonal or Kronecker"
-    raise UnsupportedError("curvature", type(curvature).__name__, expected)
+def content_of_curvature(value: Any) -> Any:
+    """What :func:`curvature_of_content` makes the curvature, or a part of one, of again."""
+    kind = type(value).__name__
+    if kind in _PARTS:
+        names = _PARTS[kind][1:]
+        return {"<class>": kind} | {k: content_of_curvature(getattr(value, k)) for k in names}
+    if isinstance(value, Curvature):
+        expected = "one of Full, BlockDiagonal, Diagonal or Kronecker"
+        raise UnsupportedError("curvature", kind, expected)
+    if isinstance(value, Mapping):
+        return {name: content_of_curvature(entry) for name, entry in value.items()}
+    if isinstance(value, tuple) and not isinstance(value, torch.Size):
+        return [content_of_curvature(entry) for entry in value]
+    return value.detach() if isinstance(value, Tensor) else value
 
 
-def curvature_of_content(content: Mapping[str, Any]) -> Any:
+def curvature_of_content(content: Any) -> Any:
     """The curvature that :func:`content_of_curvature` was given, or a KeyError."""
-    if "diagonal" in content:
-        return DiagonalCurvature(content["diagonal"])
-    if "blocks" in content:
-        return DenseCurvature([
-            Block({name: torch.Size(shape) for name, shape in block["shapes"].items()},
-                  block["by_samples"], block["matrix"])
-            for block in content["blocks"]
-        ])  # fmt: skip
-    factors = [
-        Factors(**layer | {
-            "gradients": Products(layer["gradients"]), "shape": torch.Size(layer["shape"]),
-            "inputs": None if layer["inputs"] is None else Products(layer["inputs"]),
-        })
-        for layer in content["factors"]
-    ]  # fmt: skip
-    return KroneckerCurvature(factors, [curvature_of_content(o) for o in content["others"]])
+    if isinstance(content, list):
+        return [curvature_of_content(entry) for entry in content]
+    if not isinstance(content, Mapping):
+        return content
+    values = {name: curvature_of_content(entry) for name, entry in content.items()}
+    if "<class>" not in content:
+        return values
+    make, *names = _PARTS[content["<class>"]]
+    return make(*(values[name] for name in names))
 
 
 def content_of_likelihood(likelihood: Likelihood) -> dict[str, Any]:

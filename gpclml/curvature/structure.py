@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, vjp, vmap
+from torch.func import functional_call
 from typing_extensions import override
 
 from gpclml._utils.arguments import check_finite
@@ -36,7 +35,6 @@ __all__ = [
     "in_single",
     "layer_of",
     "probe_weights",
-    "sample_gradients",
     "twice_differentiable",
 ]
 
@@ -196,107 +194,6 @@ class Structure(ABC):
             UnsupportedError: The structure does not support a module of the network, which the
                 error names.
         """
-
-
-def sample_gradients(
-    module: torch.nn.Module, x: Tensor, cotangents: Cotangents, names: Iterable[str] | None = None
-) -> dict[str, Tensor]:
-    r"""Gradients at single points: the rows :math:`J_n^\top v_{nk}` of each parameter.
-
-    Args:
-        module: Maps ``(N, *event)`` to ``(N, C)``, each point independently.
-        x: Points, ``(N, *event)``.
-        cotangents: Maps outputs to the columns v of their curvature.
-        names: Names of trained parameters; all if None.
-
-    Returns:
-        Rows by the parameter's name, ``(N, K, *shape)``; differentiable in ``x``.
-
-    Note:
-        N K P numbers in memory.
-    """
-    check_network(module)
-    every = fresh_parameters(module)
-    parameters = every if names is None else {name: every[name] for name in names}
-
-    def outputs(values: Mapping[str, Tensor], points: Tensor) -> Tensor:
-        return in_single(call_with(module, {**every, **values}, points))
-
-    leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
-    with torch.enable_grad(), twice_differentiable(module):
-        values_at_x = outputs(leaves, x)
-        columns = cotangents(values_at_x)
-    check_cotangents(columns, values_at_x)
-    columns = columns if x.requires_grad else columns.detach()
-
-    def of_one(point: Tensor, vectors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        value, pull, *_ = vjp(
-            lambda values: outputs(values, point.unsqueeze(0)).squeeze(0), parameters
-        )
-        return value, vmap(pull)(vectors)[0]
-
-    if not values_at_x.requires_grad:  # outputs do not depend on these parameters
-        shape = columns.shape[:2]
-        return {name: columns.new_zeros(*shape, *p.shape) for name, p in parameters.items()}
-    weights = probe_weights(columns[..., 0])
-    total = torch.einsum("nk,nkc->nc", weights, columns).detach()
-    found = torch.autograd.grad(
-        values_at_x, list(leaves.values()), total,
-        retain_graph=x.requires_grad, materialize_grads=True,
-    )  # fmt: skip
-    expected = dict(zip(leaves, found, strict=True))
-
-    def wrong(rows: Mapping[str, Tensor]) -> list[str]:
-        """Vmap has a wrong rule for some modules: ``prelu`` of as many points as columns."""
-        shapes = {name: (*columns.shape[:2], *p.shape) for name, p in parameters.items()}
-        if any(tuple(rows[name].shape) != shape for name, shape in shapes.items()):
-            return list(rows)
-        sums = {
-            name: torch.einsum("nk,nk...->...", weights, in_single(one))
-            for name, one in rows.items()
-        }
-        return differing(sums, {name: in_single(one) for name, one in expected.items()})
-
-    made = None
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")
-            made = vmap(of_one)(x, columns)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError, TypeError):  # it has no rule for a module
-        pass
-    if made is None or wrong(made[1]):
-        with twice_differentiable(module):
-            made = _one_by_one(outputs, leaves, x, columns)
-    check_own_outputs(made[0], values_at_x)
-    return {name: in_single(rows) for name, rows in made[1].items()}
-
-
-def _one_by_one(
-    outputs: Callable[[Mapping[str, Tensor], Tensor], Tensor],
-    leaves: Mapping[str, Tensor],
-    x: Tensor,
-    columns: Tensor,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Outputs and gradients at single points, by a backward pass for each column of each."""
-    graph = x.requires_grad
-    values, rows = [], []
-    for point, vectors in zip(x, columns, strict=True):
-        with torch.enable_grad():
-            value = outputs(leaves, point.unsqueeze(0)).squeeze(0)
-        for vector in vectors:
-            rows += torch.autograd.grad(
-                value, list(leaves.values()), vector,
-                retain_graph=True, create_graph=graph, materialize_grads=True,
-            )  # fmt: skip
-        values.append(value if graph else value.detach())
-    shape = len(x), columns.shape[1]
-    found = {
-        name: torch.stack(rows[place :: len(leaves)]).unflatten(0, shape)
-        for place, name in enumerate(leaves)
-    }
-    return torch.stack(values), found
 
 
 def probe_weights(like: Tensor) -> Tensor:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, Self, cast
 
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood, SoftmaxLikelihood
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Normal
 
 from gpclml._utils.arguments import (
+    callers_level,
     check_counts,
     check_finite,
     check_positive,
@@ -38,29 +42,27 @@ from gpclml.curvature.storage import (
     curvature_of_content,
     likelihood_of_content,
 )
-from gpclml.curvature.structure import OutputCovariance, check_mode
-from gpclml.errors import ArgumentError, DataError, UnsupportedError
-from gpclml.laplace.laplace_confidence import (
+from gpclml.curvature.structure import OutputCovariance, check_mode, in_single, layer_of
+from gpclml.errors import ArgumentError, DataError, ShapeError, UnsupportedError
+from gpclml.fit import FitWarning
+from gpclml.laplace.calibration import (
     FACTORS,
-    CalibratedPosterior,
-    calibrated,
-    scaled_outputs,
-)
-from gpclml.laplace.laplace_outputs import (
-    covariances_of,
-    joined,
-    likelihood_of_kind,
-    search_hyperparameters,
-)
-from gpclml.laplace.laplace_parts import (
     bridged,
-    chosen_parameters,
+    calibrated,
+    confident_as_the_network,
     factor_by_clml,
     factor_by_folds,
-    only_trained,
-    outputs_of,
+    output_covariances,
+    scaled_outputs,
+    validated_temperature,
 )
-from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
+from gpclml.mlls.evidence_search import (
+    fit_noise_to_residuals,
+    maximize_evidence,
+    told_of_link,
+    told_of_scales,
+)
 from gpclml.models import LinearizedNetwork
 
 __all__ = ["Laplace"]
@@ -73,10 +75,15 @@ _REQUIRED = {
 _STRUCTURES = {"kron": Kronecker(others="diagonal"), "full": Full(), "diag": Diagonal()}
 _UNKNOWN = 2**62  # points of data that have not been counted yet
 _POINTS = 256  # that are predicted at a time
+_SAMPLE = 1000  # training points at which predictions are compared with the network's
 _SCALES = (0.0, *(10 ** (k / 2) for k in range(-12, 3)))  # of covariances that are tried
+_NUMBERS = (
+    "num_data", "log_evidence", "covariance_scale", "output_scale", "output_temperature",
+    "_curvature_scale",
+)  # fmt: skip
 
 
-class Laplace(CalibratedPosterior):
+class Laplace:
     r"""The Laplace posterior of a network's weights, around where they are, and its predictions.
 
     The network is trained by any means. :meth:`fit` computes the curvature H of its log likelihood,
@@ -158,8 +165,8 @@ class Laplace(CalibratedPosterior):
         self._curvature: Curvature | None = None
 
     def __repr__(self) -> str:
-        parts = (self.network, self.likelihood, self.structure)
-        names = [one if isinstance(one, str) else type(one).__name__ for one in parts]
+        shown = (self.network, self.likelihood, self.structure)
+        names = [value if isinstance(value, str) else type(value).__name__ for value in shown]
         fitted = f"{self.num_data} points" if self._curvature is not None else "not fitted"
         return f"Laplace({', '.join(names)}, weights={self.weights!r}: {fitted})"
 
@@ -231,64 +238,139 @@ class Laplace(CalibratedPosterior):
             raise ArgumentError("precision", got, "validation=(x, y) too")
         batches = batches_of("data", data, batch_size, self._device)
         first = next(batches)
-        likelihood = self._likelihood_of(first[0])
-        self.names = chosen_parameters(self.network, self.weights, first[0])
-        with only_trained(self.network, self.names):
-            start = 1.0 if isinstance(precision, str) else precision
-            model = LinearizedNetwork(
-                self.network, GaussianWeightPrior(self.network, self.by, start)
-            )
-            mll = LaplaceMarginalLogLikelihood(likelihood, model, _UNKNOWN, self.structure)
-            evidence, self.num_data = mll.evidence_of(*first), len(first[0])
+        if isinstance(self.likelihood, str):
+            outputs = _network_outputs(self.network, first[0])
+            classes = max(outputs.shape[-1], 2)  # one output is a logit
+            self.likelihood = (
+                GaussianLikelihood()
+                if self.likelihood == "regression"
+                else SoftmaxLikelihood(num_classes=classes, mixing_weights=False)
+            ).to(outputs)
+        self.names = _chosen_parameters(self.network, self.weights, first[0])
+        start = 1.0 if isinstance(precision, str) else precision
+        with _trained_only(self.network, self.names):
+            prior = GaussianWeightPrior(self.network, self.by, start)
+            model = LinearizedNetwork(self.network, prior)
+            mll = LaplaceMarginalLogLikelihood(self.likelihood, model, _UNKNOWN, self.structure)
+            evidence = mll.evidence_of(*first)
             for x, y in progress_bar(batches, desc="batches", progress=progress):
-                evidence, self.num_data = evidence + mll.evidence_of(x, y), self.num_data + len(x)
-        mll.num_data = self.num_data
+                evidence = evidence + mll.evidence_of(x, y)
+        self.num_data = mll.num_data = len(evidence.seen[0])
         check_targets_belong("data", *evidence.seen)
-        search_hyperparameters(evidence, precision, self._keeps_noise)
-        if precision == "cross-validation":
-            factor = self._by_folds(mll, data, batch_size)
-            with torch.no_grad():
-                model.prior.log_precision.add_(math.log(factor))
-        elif precision == "clml" and validation is not None:
-            pairs = list(batches_of("validation", validation, batch_size, self._device))
-            held_out = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-            with only_trained(self.network, self.names):
-                factor = factor_by_clml(evidence, held_out, FACTORS)
-            with torch.no_grad():
-                model.prior.log_precision.add_(math.log(factor))
-        with torch.no_grad():
+        self._search(evidence, climbs=isinstance(precision, str))
+        with _trained_only(self.network, self.names), torch.no_grad():
+            if precision == "cross-validation":
+                size = max(1, min(batch_size, self.num_data // 5))
+                factor = factor_by_folds(mll, lambda: batches_of("data", data, size, self._device))
+                prior.log_precision.add_(math.log(factor))
+            elif precision == "clml" and validation is not None:
+                pairs = batches_of("validation", validation, batch_size, self._device)
+                points, targets = map(torch.cat, zip(*pairs, strict=True))
+                prior.log_precision.add_(math.log(factor_by_clml(evidence, (points, targets))))
             self.log_evidence = float(evidence.nats())
-            precisions = {name: p.clone() for name, p in model.prior.precisions().items()}
+            precisions = {name: p.clone() for name, p in prior.precisions().items()}
             scale = float(evidence.curvature_scale())
         for p in precisions.values():
             check_finite("precision", p, "Fix it by giving a number.")
         self._take(evidence.curvature, precisions, scale)
-        held_out = None
+        if validation is not None or precision == "evidence":
+            self._calibrate(data, validation, precision, spread, batch_size)
+        return self
+
+    def _search(self, evidence: LaplaceEvidence, climbs: bool) -> None:
+        """Climbs the evidence, or fits the noise beside a given precision; warns of what is wrong.
+
+        A noise that the likelihood came with stays beside a number.
+        """
+        likelihood = cast(Likelihood, self.likelihood)
+        told = told_of_link(likelihood, *evidence.seen) or told_of_scales(
+            likelihood, *evidence.seen
+        )
+        if climbs:
+            told = maximize_evidence(evidence) or told
+        elif not self._keeps_noise:
+            told = fit_noise_to_residuals(evidence) or told
+        if told:
+            warnings.warn(told, FitWarning, stacklevel=callers_level())
+
+    @torch.no_grad()
+    def _calibrate(
+        self,
+        data: Data,
+        validation: Data | None,
+        precision: float | str,
+        spread: str,
+        batch_size: int,
+    ) -> None:
+        """Chooses the factors of outputs and covariances and the temperature."""
+        likelihood = output_likelihood(cast(Likelihood, self.likelihood))
+        regression = isinstance(self.likelihood, GaussianLikelihood)
+        index, held_out = 0, None
         if validation is not None:
             pairs = batches_of("validation", validation, batch_size, self._device)
             held_out = self._evaluated(pairs, FACTORS if precision == "validation" else (1.0,))
             check_finite("validation", held_out[0], "These are outputs at its points.")
             check_targets_belong("validation", *held_out[:2])
-        if isinstance(likelihood, GaussianLikelihood):
-            if held_out is not None:
-                whole = precision in ("clml", "cross-validation", "validation")  # c = 1 or 0
-                chosen = calibrated(likelihood, *held_out, (1.0,) if whole else _SCALES)
-                self._multiply_precisions(precision, chosen[0])
-                self.covariance_scale, self.output_temperature = chosen[1:]
-        elif held_out is not None or precision == "evidence":
-            self._balance(likelihood, data, batch_size, held_out, precision, spread)
-        return self
+        if held_out is not None and (regression or precision == "validation"):
+            # Where other points choose the precision, the covariance stays whole or goes.
+            whole = precision in ("clml", "cross-validation", "validation")
+            index, scale, temperature = calibrated(
+                likelihood, *held_out, (1.0,) if whole else _SCALES
+            )
+            if regression:
+                self.covariance_scale, self.output_temperature = scale, temperature
+            elif not scale:
+                index = FACTORS.index(1.0)
+            if precision == "validation":
+                self._precisions = {n: FACTORS[index] * p for n, p in self._precisions.items()}
+                self._output_covariance = self._function(1.0)
+        if regression:
+            return
+        outputs, target, (covariance,) = self._evaluated(self._sample(data, batch_size))
+        self.output_scale = confident_as_the_network(likelihood, outputs, target, covariance)
+        if held_out is None:
+            return
+        outputs, target, covariances = held_out
+        scaled = scaled_outputs(likelihood, outputs, covariances[index], self.output_scale)
+        self.output_temperature, gain = validated_temperature(
+            likelihood, scaled, target, covariances[index], outputs
+        )
+        if gain < 0 and spread == "validation":
+            self.covariance_scale, self.output_scale, self.output_temperature = 0.0, 1.0, 1.0
 
-    def _by_folds(self, mll: LaplaceMarginalLogLikelihood, data: Data, batch_size: int) -> float:
-        def batches() -> Iterator[tuple[Tensor, Tensor]]:
-            size = max(1, min(batch_size, self.num_data // 5))
-            return batches_of("data", data, size, self._device)
+    def _sample(self, data: Data, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """About 1,000 of the training points, at even distances."""
+        every, seen = max(1, self.num_data // _SAMPLE), 0
+        for x, y in batches_of("data", data, batch_size, self._device):
+            rows = torch.arange(-seen % every, len(x), every, device=x.device)
+            seen += len(x)
+            if len(rows):
+                yield x[rows], y[rows]
 
-        def covariances(function: OutputCovariance, x: Tensor, outputs: int) -> Tensor:
-            return covariances_of(self.network, self.names, [function], x, outputs)[0]
+    def _evaluated(
+        self, batches: Iterator[tuple[Tensor, Tensor]], factors: Sequence[float] = (1.0,)
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Outputs, targets and covariances of outputs, for each factor of the precisions."""
+        outputs, targets, covariances = [], [], []
+        for x, y in batches:
+            outputs.append(_network_outputs(self.network, x))
+            targets.append(y)
+            covariances.append(self._covariances(x, outputs[-1].shape[-1], factors))
+        joined = [torch.cat(chunks) for chunks in zip(*covariances, strict=True)]
+        return torch.cat(outputs), torch.cat(targets), joined
 
-        with only_trained(self.network, self.names):
-            return factor_by_folds(mll.evidence_of, batches, covariances, FACTORS)
+    def _covariances(self, x: Tensor, outputs: int, factors: Sequence[float]) -> list[Tensor]:
+        """Covariances of outputs, ``(N, C, C)``, for each factor of the precisions."""
+        self._output_covariance = self._output_covariance or self._function(1.0)
+        functions = [self._output_covariance if f == 1 else self._function(f) for f in factors]
+        with _trained_only(self.network, self.names):
+            return output_covariances(self.network, functions, x, outputs)
+
+    def _function(self, factor: float) -> OutputCovariance:
+        """What gives covariances of outputs with so many times the precisions."""
+        assert self._curvature is not None
+        precisions = {name: factor * p for name, p in self._precisions.items()}
+        return self._curvature.output_covariance(precisions, self._curvature_scale)
 
     @torch.no_grad()
     @checked(x="(N, *event)")
@@ -330,33 +412,38 @@ class Laplace(CalibratedPosterior):
             got, expected = "'bridge' without a softmax", "a SoftmaxLikelihood"
             raise UnsupportedError("method", got, expected, "Use 'closed'.")
         source = seeded(seed)
-        tempered = divisor = 1.0
-        if method != "mode" and isinstance(self.likelihood, GaussianLikelihood):
-            tempered = self.output_temperature
-        elif method != "mode":
-            divisor = self.output_temperature
-        parts = []
-        chunks = points_of("x", x, _POINTS, self._device)
-        for some in progress_bar(chunks, desc="predictions", progress=progress):
-            check_finite("x", some)
-            outputs = outputs_of(self.network, some)
+        # The temperature of a regression multiplies its noise, that of classes divides outputs.
+        temperature = 1.0 if method == "mode" else self.output_temperature
+        regression = isinstance(kind, GaussianLikelihood)
+        scale = 0.0 if method == "mode" else self.covariance_scale
+        chunks: list[Any] = []
+        batches = points_of("x", x, _POINTS, self._device)
+        for points in progress_bar(batches, desc="predictions", progress=progress):
+            check_finite("x", points)
+            outputs = _network_outputs(self.network, points)
             count, c = outputs.shape
-            scale = 0.0 if method == "mode" else self.covariance_scale
             covariance = outputs.new_zeros(()).expand(count, c, c)
             if scale > 0:
-                covariance = scale * self._covariances(some, c, (1.0,))[0]
+                covariance = scale * self._covariances(points, c, (1.0,))[0]
                 # The bridge moderates outputs in a way that the factor does not make up for.
                 factor = 1.0 if method == "bridge" else self.output_scale
-                outputs = scaled_outputs(kind, outputs, covariance, factor)
-            outputs = outputs / divisor
+                outputs = scaled_outputs(likelihood, outputs, covariance, factor)
+            if not regression:
+                outputs = outputs / temperature
+            if method == "bridge" and scale > 0:
+                chunks.append(bridged(outputs, covariance))
+                continue
             normal = None
             if method == "draws":
                 normal = torch.randn((draws, count, c), generator=source, dtype=torch.float64)
-            if method == "bridge" and scale > 0:
-                parts.append(bridged(*cast(Any, likelihood).centred(outputs, covariance)))
-                continue
-            parts.append(likelihood.predictive(outputs, covariance, tempered, normal))
-        return joined(parts)
+            tempered = temperature if regression else 1.0
+            chunks.append(likelihood.predictive(outputs, covariance, tempered, normal))
+        if regression:
+            means, deviations = (
+                torch.cat([getattr(d, k) for d in chunks]) for k in ("loc", "scale")
+            )
+            return Normal(means, deviations)
+        return type(chunks[0])(logits=torch.cat([distribution.logits for distribution in chunks]))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the posterior and the network's weights to one file, without pickled objects.
@@ -376,13 +463,8 @@ class Laplace(CalibratedPosterior):
             "likelihood": content_of_likelihood(cast(Likelihood, self.likelihood)),
             "names": self.names,
             "settings": {"by": self.by},
-            "numbers": {
-                "num_data": self.num_data, "log_evidence": self.log_evidence,
-                "covariance_scale": self.covariance_scale,
-                "output_scale": self.output_scale, "output_temperature": self.output_temperature,
-                "scale": self._scale,
-            },
-        }  # fmt: skip
+            "numbers": {name: getattr(self, name) for name in _NUMBERS},
+        }
         write_checkpoint(path, _KIND, content)
 
     @classmethod
@@ -404,15 +486,11 @@ class Laplace(CalibratedPosterior):
             likelihood = likelihood_of_content(content["likelihood"])
             curvature = curvature_of_content(content["curvature"])
             made = cls(network, likelihood, weights=content["names"], **content["settings"])
-            numbers = dict(content["numbers"])
-            scale = numbers.pop("scale")
             made.names = list(content["names"])
-            made.num_data, made.log_evidence = numbers.pop("num_data"), numbers.pop("log_evidence")
             network.load_state_dict(content["network"])
-            made._take(curvature, content["precisions"], scale)
-            made.covariance_scale = numbers["covariance_scale"]
-            made.output_scale = numbers["output_scale"]
-            made.output_temperature = numbers["output_temperature"]
+            numbers = content["numbers"]
+            made._take(curvature, content["precisions"], numbers["_curvature_scale"])
+            vars(made).update({name: numbers[name] for name in _NUMBERS})
         except torch.OutOfMemoryError:
             raise
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -426,15 +504,14 @@ class Laplace(CalibratedPosterior):
         """The prior precision of each parameter in the posterior, by name."""
         return {name: float(value) for name, value in self._precisions.items()}
 
-    def _likelihood_of(self, x: Tensor) -> Likelihood:
-        """The likelihood, made from the network's outputs where only its kind was given."""
-        if isinstance(self.likelihood, str):
-            self.likelihood = likelihood_of_kind(self.likelihood, outputs_of(self.network, x))
-        return self.likelihood
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.network.parameters()), torch.zeros(())).device
 
     def _take(self, curvature: Curvature, precisions: Mapping[str, Tensor], scale: float) -> None:
-        self._curvature, self._precisions, self._scale = curvature, dict(precisions), scale
-        self._of_gradients = self._function(1.0)
+        self._curvature, self._precisions = curvature, dict(precisions)
+        self._curvature_scale = scale
+        self._output_covariance: OutputCovariance | None = self._function(1.0)
         self._digest = digest(self.network.state_dict())
         self._versions = versions_of(self.network)
         self.covariance_scale, self.output_scale, self.output_temperature = 1.0, 1.0, 1.0
@@ -454,4 +531,93 @@ class Laplace(CalibratedPosterior):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is computed from the rest, or holds in this process alone."""
-        return {**vars(self), "_of_gradients": None, "_versions": ()}
+        return {**vars(self), "_output_covariance": None, "_versions": ()}
+
+
+@torch.no_grad()
+@checked(late=True, passes_on="x", x="(N, *event)")
+def _network_outputs(network: torch.nn.Module, x: Tensor) -> Tensor:
+    """The network's outputs, ``(N, C)``; a typed error where it does not take the points."""
+    outputs = network(x)
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(x):
+        got = f"outputs {tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs)}"
+        raise ShapeError("network", got, f"outputs ({len(x)}, C), a row for each point")
+    return in_single(outputs)
+
+
+@contextmanager
+def _trained_only(network: torch.nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Within the block these parameters alone require a gradient."""
+    before = {name: p.requires_grad for name, p in network.named_parameters()}
+    try:
+        for name, p in network.named_parameters():
+            p.requires_grad_(name in names)
+        yield
+    finally:
+        for name, p in network.named_parameters():
+            p.requires_grad_(before[name])
+
+
+def _chosen_parameters(
+    network: torch.nn.Module, weights: str | Sequence[str], x: Tensor
+) -> list[str]:
+    """Names of the parameters that are meant by ``"last"``, ``"all"``, or names of modules too.
+
+    The order of the layers is found at two of the points. An ArgumentError says that a name is not
+    known, or that there is no parameter.
+    """
+    named = dict(network.named_parameters())
+    if weights == "last":
+        return _last_layer(network, x)
+    if weights == "all":
+        chosen = [name for name, p in named.items() if p.requires_grad]
+    else:
+        chosen = []
+        for given in [weights] if isinstance(weights, str) else weights:
+            meant = [name for name in named if name == given or name.startswith(f"{given}.")]
+            if not meant:
+                expected = f"'last', 'all', or some of {', '.join(named)} or of their modules"
+                raise ArgumentError("weights", repr(given), expected)
+            chosen += meant
+        chosen = [name for name in named if name in chosen]
+    if not chosen:
+        raise ArgumentError("weights", "no parameter", "at least one", "Set requires_grad.")
+    return chosen
+
+
+def _last_layer(network: torch.nn.Module, x: Tensor) -> list[str]:
+    """Names of the trainable parameters of the last layer that has some and changes the outputs.
+
+    In a network whose parameters are all frozen, which says nothing of how it was trained, frozen
+    ones count too. A layer is a module with parameters of its own or of parametrizations.
+    """
+    named = dict(network.named_parameters())
+    trainable = [name for name, p in named.items() if p.requires_grad] or list(named)
+    called: list[str] = []
+
+    def note(layer: str, *_: Any) -> None:
+        called.append(layer)
+
+    gradients: Sequence[Tensor | None] = [None] * len(trainable)
+    handles = [
+        module.register_forward_pre_hook(partial(note, layer_of(f"{name}.")))
+        for name, module in network.named_modules() if module._parameters
+    ]  # fmt: skip
+    try:
+        _network_outputs(network, x[:2])  # its checks
+        called.clear()
+        with _trained_only(network, trainable), torch.enable_grad():
+            total = network(x[:2]).sum()
+            if total.requires_grad:
+                parameters = [named[name] for name in trainable]
+                gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    # A layer may be called last whose result the outputs do not have: an auxiliary head.
+    used = {layer_of(name) for name, g in zip(trainable, gradients, strict=True) if g is not None}
+    for layer in reversed(called):
+        if layer in used:
+            return [name for name in trainable if layer_of(name) == layer]
+    suggestion = "Give names of parameters as weights."
+    raise ArgumentError("network", "no layer with parameters", "at least one", suggestion)

@@ -188,7 +188,7 @@ def replaced():
 
 
 ODD = {
-    "tied": (tied, r"0 \(Linear.*whose parameters another module has too"),
+    "tied": (tied, r"0 \(Linear.*whose parameters are used outside it"),
     "reused": (Reused, r"layers\.0 \(Linear.*whose parameters are used outside it"),
     "twice": (Twice, r"layers\.0 \(Linear.*applied twice"),
     "pruned": (pruned, r"0 \(Linear.*whose weight_orig makes its weights"),
@@ -199,7 +199,7 @@ ODD = {
     "scaled": (scaled, r"0 \(Scaled.*which is no linear layer"),
     "hooks": (hooked, r"0 \(Linear.*which has hooks"),
     "replaced": (replaced, r"0 \(Linear.*whose forward is replaced"),
-    "other weights": (OtherWeights, r"layers\.0 \(Linear.*applied with other weights"),
+    "other weights": (OtherWeights, r"layers\.0 \(Linear.*whose gradient is another"),
     "unused": (Unused, r"layers\.0 \(Linear.*whose output is not used"),
     "points second": (PointsSecond, r"layers\.0 \(Linear.*whose rows are not those of points"),
     "sorted": (Sorted, r"layers\.0 \(Linear.*whose rows are not those of points"),

@@ -11,12 +11,11 @@ from gpclml.curvature import (
     Full,
     FunctionSpace,
     Kronecker,
-    _layers,
-    _recording,
+    layers,
     output_gradients,
     sample_gradients,
 )
-from gpclml.curvature.output_gradients import dense_rows
+from gpclml.curvature.gradients import dense_rows
 from gpclml.errors import UnsupportedError
 from network_cases import eigenvalues, points, precisions, ratio, sizes_of, softmax_columns
 
@@ -274,8 +273,8 @@ def test_chunks_of_points(name, monkeypatch):
     values, sizes = [], []
     network.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     for chunk, memory in ((2**20, 2**26), (1, 2**26), (1, 1)):
-        monkeypatch.setattr(_layers, "_CHUNK", chunk)
-        monkeypatch.setattr(_recording, "_BYTES", memory)
+        monkeypatch.setattr(layers, "_CHUNK", chunk)
+        monkeypatch.setattr(layers, "_BYTES", memory)
         sizes.clear()
         curvature = Kronecker().of(network, x, softmax_columns)
         assert (max(sizes) < len(x)) == (memory == 1)
@@ -314,11 +313,11 @@ def test_products_of_patches(name):
     patches = torch.func.jacrev(outputs)(layer.weight).flatten(3)
     own = torch.stack([patches[k, :, k] for k in range(0, 2, 2 // layer.groups)])
     expected = own.mT @ own
-    record = _layers.LinearRecord(layer, "weight", None, len(x), x, [layer(x)])
+    record = layers.LinearRecord(layer, "weight", None, len(x), x, [layer(x)])
     products, count = record.input_products(reduce=False)
     found = products.matrix().view_as(expected)
     assert count == own.shape[1]
-    assert not products.by_rows
+    assert not products.is_rows
     torch.testing.assert_close(found, expected)
     weights = points(expected.shape[1:], n=len(expected), seed=1)
     gradients = [torch.autograd.grad((one * weights).sum(), x)[0] for one in (found, expected)]
@@ -330,7 +329,7 @@ def test_factors_of_fewer_points_than_inputs_stay_rows():
     x, delta = points((9,), n=12), precisions(network)
     whole = Kronecker().of(network, x, softmax_columns)
     parts = [Kronecker().of(network, some, softmax_columns) for some in x.split((2, 3, 7))]
-    rows = [one.factors[0].inputs.by_rows for one in (*parts, parts[0] + parts[1], whole)]
+    rows = [one.factors[0].inputs.is_rows for one in (*parts, parts[0] + parts[1], whole)]
     assert rows == [True, True, True, True, False]
     few = parts[0] + parts[1]
     for curvature in (whole, few, few + parts[2]):

@@ -17,7 +17,6 @@ from gpclml.curvature import (
     output_gradients,
     sample_gradients,
 )
-from gpclml.curvature.kronecker import _LogDet
 from gpclml.errors import UnknownNameError, UnsupportedError
 from network_cases import (
     NETWORKS,
@@ -232,19 +231,6 @@ def test_a_kernel_is_of_one_batch():
         one + one
 
 
-@pytest.mark.parametrize("groups", [(), (3,)])
-def test_log_determinants_of_factors_go_by_chunks(groups, monkeypatch):
-    monkeypatch.setattr("gpclml.curvature.kronecker._PAIRS", 20)
-    b, a, s = (torch.rand(shape, dtype=torch.float64) for shape in ((*groups, 7), (*groups, 5), ()))
-    leaves = [one.requires_grad_() for one in (b, a, s)]
-    expected = (s * b.unsqueeze(-1) * a.unsqueeze(-2)).log1p().sum()
-    found = _LogDet.apply(b, a, s)
-    torch.testing.assert_close(found, expected)
-    pairs = zip(*(torch.autograd.grad(one, leaves) for one in (found, expected)), strict=True)
-    for one, other in pairs:
-        torch.testing.assert_close(one, other)
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_full_curvature_of_a_linear_layer_is_that_of_its_gradients(bias, dtype):
@@ -257,6 +243,6 @@ def test_the_full_curvature_of_a_linear_layer_is_that_of_its_gradients(bias, dty
     assert made.names == list(rows)
     torch.testing.assert_close(made.blocks[0].matrix, flat.mT @ flat, rtol=1e-5, atol=1e-5)
     few = Full().of(layer, x[:2], lambda outputs: columns[:2])
-    assert few.blocks[0].by_samples
+    assert few.blocks[0].is_rows
     both = (made + few).blocks[0].matrix
     torch.testing.assert_close(both, flat.mT @ flat + flat[:4].mT @ flat[:4], rtol=1e-5, atol=1e-5)

@@ -13,7 +13,7 @@ from torch.distributions import Bernoulli, Categorical, Normal
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpclml import Laplace
-from gpclml.curvature import Full, FunctionSpace, GaussianWeightPrior, output_gradients
+from gpclml.curvature import Full, FunctionSpace, GaussianWeightPrior
 from gpclml.errors import (
     ArgumentError,
     DataError,
@@ -23,7 +23,7 @@ from gpclml.errors import (
     UnknownNameError,
     UnsupportedError,
 )
-from gpclml.laplace.laplace_parts import _density, _gradient, only_trained
+from gpclml.laplace.calibration import fold_log_density, log_likelihood_gradient
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
@@ -63,18 +63,19 @@ LAST = ["4.weight", "4.bias"]
 ALL = ["0.weight", "0.bias", "1.weight", "1.bias", *LAST]
 
 
-@pytest.mark.parametrize(("weights", "names"), [("last", LAST), ("all", ALL), (["4", "0.bias"], 0)])
-@pytest.mark.parametrize("structure", ["full", "diag"])
+@pytest.mark.parametrize(
+    ("weights", "names", "structure"),
+    [("last", LAST, "full"), ("all", ALL, "diag"), (["4", "0.bias"], ["0.bias", *LAST], "full")],
+)
 def test_classes_by_hand(weights, names, structure):
     net, x, y = network(), images(), classes()
-    names = names or ["0.bias", *LAST]
     posterior = Laplace(net, "classification", weights=weights, structure=structure)
     posterior.fit((x, y), precision=0.7, batch_size=11, progress=False)
     assert posterior.names == names
     p, J = net(x).softmax(-1), jacobian(net, x, names)
     H = (J.mT @ (torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)) @ J).sum(0)
     H = H if structure == "full" else torch.diag(H.diagonal())
-    precision = H + 0.7 * torch.eye(len(H))
+    precision = H + 0.7 * torch.eye(len(H)).double()
     at = images(5, seed=2)
     J = jacobian(net, at, names)
     covariance = J @ torch.linalg.inv(precision) @ J.mT
@@ -82,11 +83,11 @@ def test_classes_by_hand(weights, names, structure):
     expected = (net(at) / (1 + math.pi / 8 * variance).sqrt()).softmax(-1)
     predicted = posterior.predict(at)
     assert isinstance(predicted, Categorical)
-    torch.testing.assert_close(predicted.probs, expected)
+    torch.testing.assert_close(predicted.probs, expected, rtol=1e-12, atol=1e-12)
     penalty = sum(net.get_parameter(name).square().sum() for name in names)
     evidence = p[torch.arange(N), y].log().sum() - 0.35 * penalty
     evidence = evidence - 0.5 * (precision.logdet() - len(H) * math.log(0.7))
-    assert posterior.log_evidence == pytest.approx(float(evidence.detach()))
+    assert posterior.log_evidence == pytest.approx(float(evidence.detach()), rel=1e-10)
     assert all(not p.requires_grad or p.grad is None for p in net.parameters())
     drawn = torch.distributions.MultivariateNormal(net(at), covariance + 1e-9 * torch.eye(3))
     mean = drawn.sample((20_000,)).softmax(-1).mean(0)
@@ -128,12 +129,11 @@ def test_two_classes():
 
 
 @pytest.mark.parametrize("structure", ["kron", "full", "diag"])
-@pytest.mark.parametrize("weights", ["last", "all"])
-def test_a_loader_gives_what_tensors_give(structure, weights):
+def test_a_loader_gives_what_tensors_give(structure):
     net, x, y = network(), images(), classes()
     loader = DataLoader(TensorDataset(x, y), batch_size=9, shuffle=True)
     one, other = (
-        Laplace(net, "classification", structure=structure, weights=weights)
+        Laplace(net, "classification", structure=structure, weights="all")
         .fit(data, precision=0.5, batch_size=N)
         for data in (loader, (x, y))
     )  # fmt: skip
@@ -147,11 +147,8 @@ def test_precisions_of_the_largest_evidence():
     fitted = Laplace(net, "classification", weights="all", by="parameter").fit((x, y))
     assert len(set(fitted.precisions.values())) == len(ALL)
     for factor in (0.8, 1.25):
-        worse = Laplace(net, "classification", weights="all", by="parameter")
         mll_value = evidence_at(net, x, y, {k: factor * v for k, v in fitted.precisions.items()})
         assert mll_value < fitted.log_evidence
-    worse.fit((x, y), precision=1.0)
-    assert worse.log_evidence < fitted.log_evidence
     assert evidence_at(net, x, y, fitted.precisions) == pytest.approx(fitted.log_evidence)
 
 
@@ -168,7 +165,7 @@ def density(predicted, y):
 
 
 @pytest.mark.parametrize("precision", ["evidence", "validation", 1.0])
-@pytest.mark.parametrize("factor", [0.3, 1.0, 8.0])
+@pytest.mark.parametrize("factor", [0.3, 8.0])
 def test_validation_makes_predictions_no_worse_than_the_network(precision, factor):
     net, x = network(), images(200)
     y = Categorical(logits=3 * net(x)).sample()
@@ -179,28 +176,21 @@ def test_validation_makes_predictions_no_worse_than_the_network(precision, facto
     posterior.fit((x[:80], y[:80]), validation=(x[80:], y[80:]), precision=precision)
     now, then = (posterior.predict(x[80:], method) for method in ("closed", "mode"))
     assert density(now, y[80:]) >= density(then, y[80:]) - 1e-12
-    if factor != 1:
-        assert density(now, y[80:]) > density(then, y[80:]) + 0.02
+    assert density(now, y[80:]) > density(then, y[80:]) + 0.02
     raw = Laplace(net, "classification").fit((x[:80], y[:80]), precision=1.0)
     assert (raw.covariance_scale, raw.output_temperature) == (1.0, 1.0)
 
 
-def test_few_validation_points_do_not_decide_the_temperature():
-    net, x = network(), images()
-    y = net(x).argmax(-1)  # all right, so that a temperature of zero is likeliest
-    posterior = Laplace(net, "classification").fit((x, y), validation=(x[:4], y[:4]))
-    assert posterior.output_temperature > 0.2
-
-
-@pytest.mark.parametrize("shape", [(-1,), (-1, 1)], ids=["values", "column"])
-def test_validation_of_a_regression_chooses_the_noise(shape):
+def test_validation_of_a_regression_chooses_the_noise():
     net, x = network(1), images(300)
     y = (net(x) + 0.5 * torch.randn(300, 1, dtype=torch.float64)).detach()
     likelihood = GaussianLikelihood().double()
     likelihood.noise = 0.01
-    posterior = Laplace(net, likelihood)
-    posterior.fit((x[:50], y[:50]), validation=(x[50:], y[50:].reshape(shape)), precision=10.0)
-    assert float(posterior.predict(x).stddev.mean()) == pytest.approx(0.5, rel=0.1)
+    for shape in ((-1,), (-1, 1)):
+        validation = x[50:], y[50:].reshape(shape)
+        posterior = Laplace(net, likelihood)
+        posterior.fit((x[:50], y[:50]), validation=validation, precision=10.0)
+        assert float(posterior.predict(x).stddev.mean()) == pytest.approx(0.5, rel=0.1)
 
 
 def test_predictions_go_by_chunks_and_are_the_same():
@@ -217,49 +207,33 @@ def test_predictions_go_by_chunks_and_are_the_same():
     assert torch.equal(one, same)
 
 
-@pytest.mark.parametrize("structure", ["kron", "full", "diag"])
-@pytest.mark.parametrize("outputs", [1, 3])
-def test_a_file_holds_it_all(structure, outputs, tmp_path):
+@pytest.mark.parametrize(
+    ("structure", "outputs", "unit"),
+    [("kron", 3, 1.0), ("full", 3, 1.0), ("diag", 3, 1.0), ("kron", 1, 1e-6)],
+)
+def test_a_file_holds_it_all(structure, outputs, unit, tmp_path):
     net, x = network(outputs), images()
-    y = classes() if outputs == 3 else x.flatten(1)[:, 0]
+    with torch.no_grad():
+        for p in net[4].parameters():
+            p.mul_(unit)
+    y = classes() if outputs == 3 else unit * x.flatten(1)[:, 0]
     kind = "classification" if outputs == 3 else "regression"
     posterior = Laplace(net, kind, weights="all", structure=structure, by="network")
     posterior.fit((x, y), validation=(images(seed=3), y))
-    posterior.covariance_scale = 0.37
+    posterior.covariance_scale, posterior.output_scale = 0.37, 1.2
     posterior.save(tmp_path / "posterior.pt")
     read = Laplace.load(tmp_path / "posterior.pt", network(outputs, seed=9))
-    one, other = posterior.predict(x), read.predict(x)
-    assert torch.equal(
-        one.mean if outputs == 1 else one.probs, other.mean if outputs == 1 else other.probs
-    )
-    assert read.log_evidence == posterior.log_evidence
-    assert read.precisions == posterior.precisions
+    values = [
+        p.predict(x).stddev if outputs == 1 else p.predict(x).probs for p in (posterior, read)
+    ]
+    assert torch.equal(*values)
+    for name in ("log_evidence", "num_data", "precisions", "output_scale", "output_temperature"):
+        assert getattr(read, name) == getattr(posterior, name)
     with pytest.raises(DataError, match=r"4\.weight|shape"):
         Laplace.load(tmp_path / "posterior.pt", network(outputs + 1))
     torch.save({"a": 1}, tmp_path / "other.pt")
     with pytest.raises(DataError):
         Laplace.load(tmp_path / "other.pt", net)
-
-
-class TiedEnds(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.head = nn.Embedding(3, 4), nn.Linear(4, 3, bias=False)
-        nn.init.normal_(self.tokens.weight, std=0.3)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, x):
-        return self.head(self.tokens(x).mean(1))
-
-
-def test_the_last_layer_may_be_tied_or_frozen():
-    torch.manual_seed(0)
-    net, x = TiedEnds().requires_grad_(False), torch.randint(3, (N, 4))
-    posterior = Laplace(net, "classification", structure="full").fit((x, classes()))
-    assert posterior.names == ["tokens.weight"]
-    assert not any(p.requires_grad for p in net.parameters())
-    with pytest.raises(ArgumentError, match="no parameter"):
-        Laplace(net, "classification", weights="all").fit((x, classes()))
 
 
 FIVE = SoftmaxLikelihood(num_classes=5, mixing_weights=False)
@@ -296,6 +270,29 @@ WRONG = [
     (lambda: fit((images(), classes())).predict(images() / 0), NonFiniteError, "x: "),
     (lambda: fit((images(), classes()), more=(images() / 0, classes())), NonFiniteError,
      "validation: "),
+    (lambda: fit((images(), classes()), nn.Sequential(nn.Flatten(), nn.Linear(9, 3)).double()
+     .requires_grad_(False), weights="all"), ArgumentError, "no parameter"),
+    (lambda: fit((images(), images()[:, 0, 0, 0]), network(1), "regression")
+     .predict(images(), "bridge"), UnsupportedError, "softmax"),
+    (lambda: fit(DataLoader(TensorDataset(images(), classes()), 9, shuffle=True),
+     precision="cross-validation"), ArgumentError, "shuffle=False"),
+    (lambda: fit([(images(), classes())], precision="cross-validation"), ArgumentError,
+     "one batch"),
+    (lambda: fit(iter([(images(), classes())]), precision="cross-validation"), ArgumentError,
+     "once"),
+    *(
+        (lambda net=net, x=x: fit((x, classes(len(x))), net), ShapeError, said)
+        for net, x, said in [
+            (nn.Linear(5, 3), torch.ones(9, 4), "A Linear takes 5 channels"),
+            (nn.Linear(4, 3).double(), torch.ones(9, 4), "of torch.float64 got torch.float32"),
+            (nn.Sequential(nn.Conv1d(2, 3, 1), nn.Flatten()), torch.ones(9, 4),
+             "A Conv1d takes 2 channels"),
+            (nn.Sequential(nn.LayerNorm(3), nn.Linear(4, 3)), torch.ones(9, 4),
+             "A LayerNorm takes 3 channels"),
+            (nn.Sequential(nn.BatchNorm1d(3).eval(), nn.Linear(4, 3)), torch.ones(9, 4),
+             "A BatchNorm1d takes 3"),
+        ]
+    ),
 ]  # fmt: skip
 
 
@@ -309,7 +306,10 @@ def test_wrong_input(call):
 def test_weights_that_changed_after_fit():
     net, x, y = network(), images(), classes()
     posterior = Laplace(net, "classification", structure=Full()).fit((x, y))
-    before = net.state_dict()["1.running_mean"].clone()
+    before = copy.deepcopy(net.state_dict())
+    net.load_state_dict(before)  # the same again
+    net[4].bias = nn.Parameter(net[4].bias.detach().clone())
+    posterior.predict(x)
     net.train()
     with pytest.raises(ModelModeError, match="BatchNorm2d"):
         posterior.predict(x)
@@ -321,7 +321,7 @@ def test_weights_that_changed_after_fit():
         with pytest.raises(ArgumentError, match="changed after fit"):
             call()
     posterior.fit((x, y)).predict(x)
-    torch.testing.assert_close(net.state_dict()["1.running_mean"], before)
+    assert torch.equal(net.state_dict()["1.running_mean"], before["1.running_mean"])
 
 
 def test_predictions_by_the_bridge():
@@ -332,31 +332,37 @@ def test_predictions_by_the_bridge():
     assert 1e-3 < float((by_bridge - by_draws).abs().mean()) < 0.05
     posterior.covariance_scale = 0.0
     torch.testing.assert_close(posterior.predict(at, "bridge").probs, posterior.predict(at).probs)
-    regression = Laplace(network(1), "regression").fit((x, x[:, 0, 0, 0]))
-    with pytest.raises(UnsupportedError, match="softmax"):
-        regression.predict(x, "bridge")
 
 
-def trained(n=60, epochs=300):
-    """A network at the mode of its last layer, its data and others, where one class is likelier."""
-    net, x = network(), images(n + 60, seed=11)
-    y = (x.sum((1, 2, 3)) + torch.randn(len(x), dtype=torch.float64) > 0).long()
-    optimizer = torch.optim.LBFGS(net[4].parameters(), max_iter=epochs)
+def to_mode(net, x, y):
+    """Trains the last layer to its mode under a precision of one."""
+    optimizer = torch.optim.LBFGS(net[4].parameters(), max_iter=300)
 
     def closure():
         optimizer.zero_grad()
         penalty = 0.5 * sum(p.square().sum() for p in net[4].parameters())
-        loss = nn.functional.cross_entropy(net(x[:n]), y[:n], reduction="sum") + penalty
+        loss = nn.functional.cross_entropy(net(x), y, reduction="sum") + penalty
         loss.backward()
         return loss
 
     optimizer.step(closure)
     net.zero_grad()
-    return net, (x[:n], y[:n]), (x[n:], y[n:])
+    return net
 
 
-@pytest.mark.parametrize("precision", ["cross-validation", "clml", "validation"])
-@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+def trained(n=60):
+    """A network at its mode, its data and others, where one class is likelier."""
+    x = images(n + 60, seed=11)
+    torch.manual_seed(0)
+    y = (x.sum((1, 2, 3)) + torch.randn(len(x), dtype=torch.float64) > 0).long()
+    return to_mode(network(), x[:n], y[:n]), (x[:n], y[:n]), (x[n:], y[n:])
+
+
+@pytest.mark.parametrize(
+    ("precision", "structure"),
+    [("cross-validation", "full"), ("cross-validation", "kron"), ("clml", "diag"),
+     ("validation", "kron")],
+)  # fmt: skip
 def test_precisions_by_other_points(precision, structure):
     net, data, validation = trained()
     by_evidence = Laplace(net, "classification", structure=structure).fit(data)
@@ -377,44 +383,19 @@ def test_folds_are_those_of_a_network_trained_without_them():
         SoftmaxLikelihood(num_classes=3, mixing_weights=False),
         LinearizedNetwork(net, GaussianWeightPrior(net, "network", 1.0)), len(x), Full(),
     )  # fmt: skip
-    with only_trained(net, LAST):
-        parts = [mll.evidence_of(x[k::5], y[k::5]) for k in range(5)]
-        gradient = _gradient(parts[0], x[::5], y[::5])
-        others = sum(parts[1:])
-
-        def covariances(function, at, outputs):
-            return function(output_gradients(net, at, outputs))
-
-        found = _density(others, gradient, x[::5], y[::5], 1.0, covariances)
+    for name, p in net.named_parameters():
+        p.requires_grad_(name in LAST)
+    folds = [mll.evidence_of(x[k::5], y[k::5]) for k in range(5)]
+    gradient = log_likelihood_gradient(mll, x[::5], y[::5])
+    value = fold_log_density(sum(folds[1:]), gradient, x[::5], y[::5], 1.0)
     keep = torch.arange(len(x)) % 5 != 0
-    again = copy.deepcopy(net)
-    optimizer = torch.optim.LBFGS(again[4].parameters(), max_iter=300)
-
-    def closure():
-        optimizer.zero_grad()
-        penalty = 0.5 * sum(p.square().sum() for p in again[4].parameters())
-        loss = nn.functional.cross_entropy(again(x[keep]), y[keep], reduction="sum") + penalty
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
+    again = to_mode(copy.deepcopy(net), x[keep], y[keep])
     exact = Laplace(again, "classification", structure="full")
     exact.fit((x[keep], y[keep]), precision=1.0)
     expected = float(exact.predict(x[::5]).log_prob(y[::5]).sum())
     mode = Laplace(net, "classification", structure="full").fit((x, y), precision=1.0)
     optimistic = float(mode.predict(x[::5]).log_prob(y[::5]).sum())
-    assert abs(found - expected) < 0.3 * abs(optimistic - expected)
-
-
-def test_folds_need_batches_in_one_order():
-    net, (x, y), _ = trained()
-    loader = DataLoader(TensorDataset(x, y), batch_size=9, shuffle=True)
-    with pytest.raises(ArgumentError, match="shuffle=False"):
-        Laplace(net, "classification").fit(loader, precision="cross-validation")
-    with pytest.raises(ArgumentError, match="one batch"):
-        Laplace(net, "classification").fit([(x, y)], precision="cross-validation")
-    with pytest.raises(ArgumentError, match="once"):
-        Laplace(net, "classification").fit(iter([(x, y)]), precision="cross-validation")
+    assert abs(value - expected) < 0.3 * abs(optimistic - expected)
 
 
 def test_labels_that_were_shuffled_apart_from_their_points():
@@ -432,15 +413,3 @@ def test_labels_that_were_shuffled_apart_from_their_points():
     ):
         with pytest.raises(ArgumentError, match="shuffled apart"):
             call()
-
-
-def test_the_functional_form_is_the_same_posterior():
-    net, x, y = network(), images(8), classes(8)
-    of_weights, of_points = (
-        Laplace(net, "classification", weights="all", structure=Full(form)).fit(
-            (x, y), precision=0.5
-        )
-        for form in ("parameters", "samples")
-    )
-    at = images(5, seed=2)
-    torch.testing.assert_close(of_weights.predict(at).probs, of_points.predict(at).probs)

@@ -14,9 +14,9 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.data import load_images
 from gpclml import Laplace
-from gpclml.laplace.laplace_confidence import (
+from gpclml.curvature.output_likelihoods import output_likelihood
+from gpclml.laplace.calibration import (
     confident_as_the_network,
     validated_temperature,
 )
@@ -37,9 +37,6 @@ class Trained:
 
 @functools.cache
 def table(name):
-    if name == "mnist":
-        data = load_images("mnist-test")
-        return data.images[:4000].flatten(1) / 127.5 - 1, data.labels[:4000]
     data = {"digits": load_digits, "cancer": load_breast_cancer}[name]()
     x = (data.data - data.data.mean(0)) / (data.data.std(0) + 1e-9)
     return torch.tensor(x).float(), torch.tensor(data.target).long()
@@ -49,7 +46,7 @@ def table(name):
 def trained(name, regime, seed):
     x, y = table(name)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    count, held_out = {"digits": (300, 150), "cancer": (150, 100), "mnist": (1000, 300)}[name]
+    count, held_out = {"digits": (300, 150), "cancer": (150, 100)}[name]
     rows = order[:count], order[count : count + held_out], order[count + held_out :]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -86,7 +83,7 @@ def losses(name, regime, structure, count):
     return torch.tensor(found)
 
 
-@pytest.mark.parametrize("count", [None, 50, 100], ids=["without", "50", "100"])
+@pytest.mark.parametrize("count", [None, 50], ids=["without", "50"])
 @pytest.mark.parametrize("structure", ["full", "kron"])
 @pytest.mark.parametrize("regime", EPOCHS)
 @pytest.mark.parametrize("name", ["cancer", "digits"])
@@ -96,19 +93,6 @@ def test_new_points_are_about_as_likely_as_under_the_network_at_least(
     found = losses(name, regime, structure, count)
     assert float(found.mean()) <= 0.005
     assert float(found.max()) <= 0.02
-
-
-@pytest.mark.data
-@pytest.mark.parametrize("regime", EPOCHS)
-def test_new_images_are_about_as_likely_as_under_the_network_at_least(
-    regime, data_folder, monkeypatch
-):
-    monkeypatch.setenv("GPCLML_DATA", str(data_folder))
-    for structure in ("full", "kron"):
-        for count in (None, 50, 300):
-            found = losses("mnist", regime, structure, count)
-            assert float(found.mean()) <= 0.005
-            assert float(found.max()) <= 0.02
 
 
 def test_networks_that_are_too_sure_gain():
@@ -164,17 +148,13 @@ def test_training_points_lose_little_and_a_number_is_taken_as_it_is():
     assert loss(again, one.test) < loss(number, one.test) - 0.1
 
 
-def test_loaders_and_files_hold_the_scale(tmp_path):
+def test_a_loader_gives_the_scale_of_tensors():
     one = trained("digits", "overtrained", 1)
     posterior = fitted(one, validation=one.validation, spread="evidence")
     loader = DataLoader(TensorDataset(*one.train), batch_size=64)
     other = Laplace(one.network, "classification")
     other.fit(loader, validation=one.validation, spread="evidence", progress=False)
     assert other.output_scale == pytest.approx(posterior.output_scale, rel=1e-3)
-    posterior.save(tmp_path / "posterior.pt")
-    read = Laplace.load(tmp_path / "posterior.pt", trained("digits", "overtrained", 2).network)
-    trained.cache_clear()  # the network has other weights now
-    assert torch.equal(read.predict(one.test[0]).probs, posterior.predict(one.test[0]).probs)
 
 
 def sure(count, wrong, outputs=4.0):
@@ -184,7 +164,7 @@ def sure(count, wrong, outputs=4.0):
     return logits, (torch.arange(count) < wrong).long()
 
 
-SOFTMAX = SoftmaxLikelihood(num_classes=2, mixing_weights=False)
+SOFTMAX = output_likelihood(SoftmaxLikelihood(num_classes=2, mixing_weights=False))
 
 
 def test_a_temperature_below_one_needs_evidence():
@@ -203,7 +183,7 @@ def test_a_temperature_below_one_needs_evidence():
 @pytest.mark.parametrize("binary", [False, True])
 def test_no_covariance_is_the_network(binary):
     logits, y = sure(200, 4)
-    likelihood = BernoulliLikelihood() if binary else SOFTMAX
+    likelihood = output_likelihood(BernoulliLikelihood()) if binary else SOFTMAX
     outputs = logits[:, :1] / 2 if binary else logits
     y = 1 - y if binary else y
     covariance = torch.zeros(200, outputs.shape[-1], outputs.shape[-1])

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from gpclml import Laplace
-from gpclml.curvature import BlockDiagonal, Diagonal, Full, FunctionSpace, Kronecker
-from gpclml.errors import ArgumentError, ShapeError
+from gpclml.curvature import BlockDiagonal, Full, FunctionSpace
+from gpclml.errors import ArgumentError
 from gpclml.fit import FitWarning
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -80,6 +80,19 @@ def parametrized():
     return layer
 
 
+class TiedEnds(nn.Module):
+    """An embedding of tokens and a head that share one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(3, 4), nn.Linear(4, 3, bias=False)
+        nn.init.normal_(self.tokens.weight, std=0.3)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, x):
+        return self.head(self.tokens((x > 0).long()).mean(1))
+
+
 SPECTRAL = ["2.bias", "2.parametrizations.weight.original"]
 NORMED = ["2.bias", "2.parametrizations.weight.original0", "2.parametrizations.weight.original1"]
 LAST = [
@@ -91,17 +104,17 @@ LAST = [
     (lambda: with_last(parametrizations.spectral_norm(nn.Linear(6, 3))), SPECTRAL),
     (lambda: with_last(parametrizations.weight_norm(nn.Linear(6, 3))), NORMED),
     (Beside, ["head.weight", "head.bias"]),
+    (TiedEnds, ["tokens.weight"]),
+    (lambda: frozen(TiedEnds()), ["tokens.weight"]),
 ]
 
 
 @pytest.mark.parametrize(("make", "names"), LAST)
-@pytest.mark.parametrize("structure", ["kron", "full"])
-def test_the_last_layer_is_the_last_that_trains(make, names, structure):
+def test_the_last_layer_is_the_last_that_trains(make, names):
     torch.manual_seed(0)
     network = make().eval()
     before = [p.requires_grad for p in network.parameters()]
-    posterior = Laplace(network, "classification", structure=structure)
-    posterior.fit((points(), classes()))
+    posterior = Laplace(network, "classification").fit((points(), classes()))
     assert posterior.names == names
     assert len(set(posterior.precisions.values())) == 1  # a layer has one
     assert posterior.predict(points()).probs.shape == (N, 3)
@@ -114,25 +127,20 @@ def test_unused_layers_keep_their_prior(structure):
     network, data = Beside(), (points(), classes())
     whole = Laplace(network, "classification", weights="all", structure=structure)
     used = Laplace(network, "classification", weights=["body", "head"], structure=structure)
-    evidences = [one.fit(data, precision=2.0).log_evidence for one in (whole, used)]
+    evidences = [posterior.fit(data, precision=2.0).log_evidence for posterior in (whole, used)]
     squares = sum(
         p.square().sum() for n, p in network.named_parameters() if n not in used.names
     )  # fmt: skip
     assert evidences[0] == pytest.approx(evidences[1] - float(squares.detach()), rel=1e-5)
     torch.testing.assert_close(whole.predict(points()).probs, used.predict(points()).probs)
-
-
-def evidence(network, structure, likelihood=None):
-    likelihood = likelihood or SoftmaxLikelihood(num_classes=3, mixing_weights=False)
-    mll = LaplaceMarginalLogLikelihood(likelihood, LinearizedNetwork(network), N, structure)
-    return float(mll.evidence_of(points(), classes())().detach())
-
-
-def test_unused_layers_have_an_evidence_in_function_space():
-    torch.manual_seed(0)
-    network = Beside()
     values = [evidence(network, structure) for structure in (FunctionSpace(), Full())]
     assert values[0] == pytest.approx(values[1], rel=1e-5)
+
+
+def evidence(network, structure):
+    likelihood = SoftmaxLikelihood(num_classes=3, mixing_weights=False)
+    mll = LaplaceMarginalLogLikelihood(likelihood, LinearizedNetwork(network), N, structure)
+    return float(mll.evidence_of(points(), classes())().detach())
 
 
 class Half(nn.Module):
@@ -149,14 +157,8 @@ class Half(nn.Module):
             return self.head(torch.tanh(self.norm(self.body(x))))
 
 
-@pytest.mark.parametrize("structure", [Kronecker(), Diagonal(), Full(), FunctionSpace()])
-def test_layers_in_half_precision(structure):
-    values = [evidence(Half(half), structure) for half in (True, False)]
-    assert values[0] == pytest.approx(values[1], rel=0.02)
-
-
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_predictions_of_layers_in_half_precision(structure):
+def test_layers_in_half_precision(structure):
     ends = [
         Laplace(Half(half), "classification", weights="all", structure=structure)
         .fit((points(), classes()), precision=1.0)
@@ -165,9 +167,11 @@ def test_predictions_of_layers_in_half_precision(structure):
     ]  # fmt: skip
     assert ends[0].dtype == torch.float32
     assert float((ends[0] - ends[1]).abs().max()) < 0.02
+    kernel = [evidence(Half(half), FunctionSpace()) for half in (True, False)]
+    assert kernel[0] == pytest.approx(kernel[1], rel=0.02)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
 def test_labels_are_integers_of_any_size(dtype):
     torch.manual_seed(0)
     network = nn.Linear(4, 3)
@@ -208,21 +212,6 @@ def test_errors_of_the_callers_network_are_raised_as_they_are(error):
         assert caught.value is error
 
 
-WRONG = [
-    (nn.Linear(5, 3), points(), "A Linear takes 5 channels"),
-    (nn.Linear(4, 3).double(), points(), "A Linear of torch.float64 got torch.float32"),
-    (nn.Sequential(nn.Conv1d(2, 3, 1), nn.Flatten()), points(), "A Conv1d takes 2 channels"),
-    (nn.Sequential(nn.LayerNorm(3), nn.Linear(4, 3)), points(), "A LayerNorm takes 3 channels"),
-    (nn.Sequential(nn.BatchNorm1d(3).eval(), nn.Linear(4, 3)), points(), "A BatchNorm1d takes 3"),
-]
-
-
-@pytest.mark.parametrize(("network", "x", "said"), WRONG)
-def test_an_input_of_a_wrong_shape_is_told_by_the_layer(network, x, said):
-    with pytest.raises(ShapeError, match=rf"x: got torch.float32 of shape .* {said}"):
-        Laplace(network, "classification").fit((x, classes()))
-
-
 def binary(seed=0):
     """Points, labels of a logistic model, and a network of one output trained with logits."""
     generator = torch.Generator().manual_seed(seed)
@@ -253,12 +242,15 @@ def test_a_network_of_one_output_is_that_of_two_logits():
         single.fit((x, labels), precision=1.0, validation=(x, labels))
         single.covariance_scale, single.output_temperature = 1.0, 1.0
         assert single.log_evidence == pytest.approx(whole.log_evidence)
-        for method in ("closed", "draws", "mode"):
-            probs = single.predict(x, method, draws=20_000).probs
-            atol = 0.02 if method == "draws" else 1e-7
-            expected = whole.predict(x, method, draws=20_000).probs
-            torch.testing.assert_close(probs, expected, atol=atol, rtol=0)
-        assert single.predict(x, "bridge").probs.shape == (400, 2)
+        for method in ("closed", "mode"):
+            probs, expected = (p.predict(x, method).probs for p in (single, whole))
+            torch.testing.assert_close(probs, expected, atol=1e-7, rtol=0)
+    draws = [p.predict(x[:50], "draws", draws=20_000).probs for p in (single, whole)]
+    torch.testing.assert_close(*draws, atol=0.02, rtol=0)
+    assert single.predict(x, "bridge").probs.shape == (400, 2)
+    for labels in (y * 2, y.long() + 1):
+        with pytest.raises(ArgumentError, match=r"integers from 0 to 1, as SoftmaxLikelihood"):
+            Laplace(network, "classification").fit((x, labels))
     log_loss = nn.functional.binary_cross_entropy_with_logits(network(x)[:, 0], y)
     by_mode = -single.predict(x, "mode").log_prob(y).mean()
     assert float(by_mode) == pytest.approx(float(log_loss.detach()))
@@ -272,13 +264,6 @@ def test_logits_under_a_probit_are_told():
         network[-1].weight.mul_(0.6)  # about the probit of the same shares
         network[-1].bias.mul_(0.6)
     Laplace(network, BernoulliLikelihood()).fit((x, y))
-
-
-def test_wrong_labels_name_the_likelihood():
-    x, y, network = binary()
-    for labels in (y * 2, y.long() + 1):
-        with pytest.raises(ArgumentError, match=r"integers from 0 to 1, as SoftmaxLikelihood"):
-            Laplace(network, "classification").fit((x, labels))
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -295,25 +280,7 @@ def test_a_fitted_posterior_can_be_pickled_and_copied(structure):
         with pytest.raises(ArgumentError, match="changed after fit"):
             other.predict(points())
     posterior.predict(points())
-
-
-def test_an_evidence_can_be_pickled():
-    torch.manual_seed(0)
-    network = nn.Linear(4, 3)
-    likelihood = SoftmaxLikelihood(num_classes=3, mixing_weights=False)
-    mll = LaplaceMarginalLogLikelihood(likelihood, LinearizedNetwork(network), N)
+    model, likelihood = LinearizedNetwork(network), posterior.likelihood
+    mll = LaplaceMarginalLogLikelihood(likelihood, model, N, posterior.structure)
     value = mll.evidence_of(points(), classes())
     assert torch.equal(pickle.loads(pickle.dumps(value))(), value())
-
-
-def test_weights_that_are_the_same_again_are_accepted():
-    torch.manual_seed(0)
-    network = nn.Linear(4, 3)
-    posterior = Laplace(network, "classification").fit((points(), classes()))
-    network.load_state_dict(copy.deepcopy(network.state_dict()))
-    posterior.predict(points())
-    network.weight = nn.Parameter(network.weight.detach().clone())
-    posterior.predict(points())
-    network.weight = nn.Parameter(network.weight.detach() + 1)
-    with pytest.raises(ArgumentError, match="changed after fit"):
-        posterior.predict(points())

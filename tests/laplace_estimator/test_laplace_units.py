@@ -16,7 +16,7 @@ from gpclml.fit import FitWarning, fit_hyperparameters, fit_map, fit_online
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
-UNITS = (1e-6, 1e-3, 1.0, 1e3, 1e6)
+UNITS = (1e-6, 1.0, 1e6)
 N = 150
 
 
@@ -54,9 +54,10 @@ def ratio(unit, dtype=torch.float64, outputs=1, precision="evidence", **options)
     return float((predicted / deviation).mean())
 
 
-@pytest.mark.parametrize("structure", ["full", "kron"])
-@pytest.mark.parametrize("weights", ["last", "all"])
-@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize(
+    ("structure", "weights", "outputs"),
+    [("full", "last", 1), ("full", "all", 2), ("kron", "all", 1), ("kron", "last", 2)],
+)
 def test_intervals_by_the_evidence_have_no_units(structure, weights, outputs):
     options = {"structure": structure, "weights": weights, "outputs": outputs}
     ratios = [ratio(unit, **options) for unit in UNITS]
@@ -66,9 +67,9 @@ def test_intervals_by_the_evidence_have_no_units(structure, weights, outputs):
     assert ratio(1e6, torch.float32, **options) == pytest.approx(ratios[0], rel=2e-2)
 
 
-@pytest.mark.parametrize("structure", ["full", "kron"])
-@pytest.mark.parametrize("weights", ["last", "all"])
-@pytest.mark.parametrize("precision", [0.01, 30.0])
+@pytest.mark.parametrize(
+    ("structure", "weights", "precision"), [("full", "last", 0.01), ("kron", "all", 30.0)]
+)
 def test_the_noise_is_fitted_where_the_precision_is_a_number(structure, weights, precision):
     for unit in UNITS:
         for dtype in (torch.float32, torch.float64):
@@ -76,12 +77,15 @@ def test_the_noise_is_fitted_where_the_precision_is_a_number(structure, weights,
             assert 0.9 < value < 1.2
 
 
-def test_a_noise_that_was_given_stays_beside_a_given_precision():
+def test_a_noise_that_was_given_beside_a_precision_or_frozen_stays():
     network, x, y = trained()
     likelihood = GaussianLikelihood().double()
     likelihood.noise = 0.3
     Laplace(network, likelihood).fit((x, y), precision=1.0)
     assert float(likelihood.noise.detach()) == pytest.approx(0.3)
+    likelihood.noise_covar.raw_noise.requires_grad_(False)
+    Laplace(network, likelihood).fit((x, y))  # frozen
+    assert float(likelihood.noise) == pytest.approx(0.3)
     fresh = GaussianLikelihood().double()
     posterior = Laplace(network, fresh)
     for away in (0.0, 0.5):  # a second fit, with other residuals
@@ -100,15 +104,6 @@ def test_a_bound_of_the_caller_stays_and_is_told():
         with pytest.warns(FitWarning, match=r"noise ended at a bound of the likelihood, 0\.00101"):
             Laplace(network, likelihood).fit((x, 1e-3 * y), precision=precision)
         assert float(likelihood.noise_covar.raw_noise_constraint.lower_bound) == pytest.approx(1e-3)
-
-
-def test_a_frozen_noise_stays():
-    network, x, y = trained()
-    likelihood = GaussianLikelihood().double()
-    likelihood.noise = 2.0
-    likelihood.noise_covar.raw_noise.requires_grad_(False)
-    Laplace(network, likelihood).fit((x, y))
-    assert float(likelihood.noise) == pytest.approx(2.0)
 
 
 def test_targets_in_other_units_than_outputs_are_told():
@@ -173,12 +168,3 @@ def test_a_training_on_raw_units_is_told_and_its_noise_follows(unit):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit_online(mll, x, y[:, 0], epochs=12, lr=0.01)
-
-
-def test_a_posterior_in_small_units_can_be_stored(tmp_path):
-    network, x, y = trained()
-    scaled(network, 1e-6)
-    posterior = Laplace(network, "regression").fit((x, 1e-6 * y))
-    posterior.save(tmp_path / "posterior.pt")
-    loaded = Laplace.load(tmp_path / "posterior.pt", network)
-    assert torch.equal(loaded.predict(x).stddev, posterior.predict(x).stddev)

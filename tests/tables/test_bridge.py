@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpclml.laplace.laplace_parts import bridged
+from gpclml.laplace.calibration import bridged
 
 
 def test_the_bridge_by_hand():
