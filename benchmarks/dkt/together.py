@@ -32,8 +32,8 @@ from gpclml.meta import (
     TaskScores,
     evaluate_tasks,
 )
-from gpclml.meta.episodes import NumberedTasks, SingleTasks, task_generator, unit_range
 from gpclml.meta.evaluation import class_scores, task_log_probabilities
+from gpclml.meta.tasks import NumberedTasks, task_generator, unit_range
 from gpclml.meta.training import parameter_groups
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
@@ -50,7 +50,7 @@ _TARGETS = 3  # of one training, at most
 Model = DeepKernelTransfer | Baseline
 
 
-class ClassifiedImages(SingleTasks):
+class ClassifiedImages(NumberedTasks):
     """Images drawn from all classes of a source, each turn a class, as the query points of a task.
 
     Args:

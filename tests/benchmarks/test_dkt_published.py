@@ -20,7 +20,6 @@ from gpclml.conditioning import LastPoints
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.inference import evaluating
 from gpclml.meta import DeepKernelTransfer, ImageTasks
-from gpclml.meta.deep_kernel_transfer import make_kernel
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 pytestmark = pytest.mark.filterwarnings("ignore:The input matches the stored training data")
@@ -34,7 +33,9 @@ def tasks():
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
 def test_from_one_start_loss_and_predictions_are_ours(kernel):
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 64)).double()
-    theirs = ClassModels(network, 5, lambda: make_kernel(kernel, 64)).double()
+    theirs = ClassModels(
+        network, 5, lambda: DeepKernelTransfer(network, kernel).covar_module
+    ).double()
     ours = DeepKernelTransfer(network, kernel).double()
     task = tasks().draw([0]).to(torch.float64)
     mll = ConditionalMarginalLogLikelihood(ours.likelihood, ours, LastPoints(m=0))

@@ -222,10 +222,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "kernels.networks.reset_network": lambda: dict(network=mlp(), generator=generator()),
     "linalg.gaussians.TrainableGaussian": lambda: dict(
         family=DiagonalFamily(), prior_variance=positive(3)),
-    "meta.AugmentedTasks": lambda: dict(
-        tasks=class_tasks()[1], degrees=10.0, crop=0.9, mirrored=True),
-    ("meta.Conv3", "meta.Conv4", "meta.ResNet10"): lambda: dict(
-        channels=1, width=2, generator=generator()),
+    ("meta.Conv3", "meta.Conv4"): lambda: dict(channels=1, width=2, generator=generator()),
     "meta.ConvBlocks": lambda: dict(blocks=1, channels=1, width=2, generator=generator()),
     "meta.DeepKernelTransfer": lambda: dict(backbone=mlp(), kernel="rbf", num_features=2),
     "meta.DeepKernelTransfer.objective": lambda: dict(
