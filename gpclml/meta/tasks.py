@@ -109,22 +109,22 @@ class Episodes:
         return torch.cat([self.support_x, self.query_x], dim=1)
 
     @staticmethod
-    def stack(parts: Sequence[Episodes]) -> Episodes:
+    def stack(batches: Sequence[Episodes]) -> Episodes:
         """Joins batches of tasks of one size.
 
         Args:
-            parts: The batches, at least one.
+            batches: The batches, at least one.
 
         Raises:
             ShapeError: There is none, or they have tasks of several sizes.
         """
-        sizes = {(p.ways, p.support_x.shape[1:], p.query_x.shape[1:]) for p in parts}
+        sizes = {(p.ways, p.support_x.shape[1:], p.query_x.shape[1:]) for p in batches}
         if len(sizes) != 1:
             got = f"{len(sizes)} kinds of batches: (ways, support, query) {sorted(map(str, sizes))}"
-            raise ShapeError("parts", got, "one or more batches of tasks of one size")
+            raise ShapeError("batches", got, "one or more batches of tasks of one size")
         names = "support_x", "support_y", "query_x", "query_y"
-        tensors = [torch.cat([getattr(episodes, name) for episodes in parts]) for name in names]
-        return Episodes(*tensors, ways=parts[0].ways)
+        tensors = [torch.cat([getattr(episodes, name) for episodes in batches]) for name in names]
+        return Episodes(*tensors, ways=batches[0].ways)
 
     def to(self, *args: Any, **kwargs: Any) -> Episodes:
         """The tasks on another device, or with inputs of another dtype; targets keep theirs.

@@ -152,11 +152,11 @@ BAD = [
     (lambda: episodes_of(query_y=CLASSES_OF_POINTS[:, :2]), ShapeError, "query_y: got shape"),
     (lambda: episodes_of(query_y=CLASSES_OF_POINTS[:1]), ShapeError, "query_y: got shape"),
     (lambda: episodes_of(CLASSES_OF_POINTS[0]), ShapeError, "support_y: got shape"),
-    (lambda: Episodes.stack([]), ShapeError, "parts: got 0 kinds"),
+    (lambda: Episodes.stack([]), ShapeError, "batches: got 0 kinds"),
     (
         lambda: Episodes.stack([PeriodicTasks(3, 4).draw([0]), PeriodicTasks(4, 4).draw([0])]),
         ShapeError,
-        "parts: got 2 kinds",
+        "batches: got 2 kinds",
     ),
 ]
 
