@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import pandas as pd
 import torch
@@ -136,7 +136,7 @@ def _accuracy(model: ClassModels, tasks: Tasks, count: int) -> float:
 def _network(seed: int) -> torch.nn.Module:
     """The layers of Conv4 one after the other, channels first, from the published start."""
     torch.manual_seed(seed)
-    network = torch.nn.Sequential(*Conv4().blocks, torch.nn.Flatten())
+    network = torch.nn.Sequential(*itertools.chain(*cast(Any, Conv4().blocks)), torch.nn.Flatten())
     network = network.to(memory_format=torch.contiguous_format)
     for layer in network.modules():
         if isinstance(layer, torch.nn.Conv2d):

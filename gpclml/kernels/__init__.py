@@ -11,9 +11,7 @@ from gpclml.kernels.deep import (
 from gpclml.kernels.features import (
     FeatureKernel,
     FourierFeatures,
-    IdentityFeatures,
     PolynomialFeatures,
-    PrefixFeatures,
     RandomFourierFeatures,
 )
 from gpclml.kernels.networks import MLP, StackedNetwork
@@ -25,13 +23,11 @@ __all__ = [
     "DeepKernel",
     "FeatureKernel",
     "FourierFeatures",
-    "IdentityFeatures",
     "JointSpectralMixtureKernel",
     "LinearizedMean",
     "NetworkMean",
     "NeuralTangentKernel",
     "PolynomialFeatures",
-    "PrefixFeatures",
     "RandomFourierFeatures",
     "SkipFeatures",
     "StackedNetwork",

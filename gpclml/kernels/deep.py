@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import Mean
 from linear_operator import LinearOperator
 from torch import Tensor
@@ -32,10 +31,6 @@ __all__ = [
     "NeuralTangentKernel",
     "SkipFeatures",
 ]
-
-# A checker that does not read upstream's source knows this base.
-assert issubclass(Kernel, torch.nn.Module)
-assert issubclass(Mean, torch.nn.Module)
 
 
 class DeepKernel(JointKernel):
@@ -121,17 +116,9 @@ class DeepKernel(JointKernel):
         return self.base_kernel.num_outputs_per_input(x1, x2)
 
     @override
-    def prediction_strategy(
-        self,
-        train_inputs: Tensor,
-        train_prior_dist: MultivariateNormal,
-        train_labels: Tensor,
-        likelihood: GaussianLikelihood,
-    ) -> Any:
+    def prediction_strategy(self, *args: Any, **kwargs: Any) -> Any:
         """The prediction strategy of the base kernel."""
-        return self.base_kernel.prediction_strategy(
-            train_inputs, train_prior_dist, train_labels, likelihood
-        )
+        return self.base_kernel.prediction_strategy(*args, **kwargs)
 
 
 class SkipFeatures(torch.nn.Module):
@@ -146,7 +133,6 @@ class SkipFeatures(torch.nn.Module):
     Args:
         sizes: Widths of the network, input and output included.
         start: Approximate size of the features at the start.
-        activation: Class of the modules between two layers.
         generator: Source of the start; seed 0 if None.
 
     Raises:
@@ -163,13 +149,12 @@ class SkipFeatures(torch.nn.Module):
         self,
         sizes: Sequence[int],
         start: float = 1e-3,
-        activation: type[torch.nn.Module] = torch.nn.SiLU,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         check_positive(start=start)
         self.start = start
-        self.network: MLP = MLP(sizes, activation, output_scale=start, generator=generator)
+        self.network: MLP = MLP(sizes, torch.nn.SiLU, output_scale=start, generator=generator)
         self.sizes: tuple[int, ...] = self.network.sizes
         d = self.sizes[0]
         self.log_scale: torch.nn.Parameter = torch.nn.Parameter(torch.full((d,), math.log(start)))
@@ -210,7 +195,6 @@ class NetworkMean(Mean):
         super().__init__()
         self.network = network
 
-    @checked(late=True, passes_on="x", x="float (*batch, n, d)")
     def forward(self, x: Tensor) -> Tensor:
         """The mean at points, ``(*batch, n, d)`` to ``(*batch, n)``.
 
@@ -226,7 +210,7 @@ class NetworkMean(Mean):
         return output.squeeze(-1)
 
 
-class CosineSimilarityKernel(Kernel):
+class CosineSimilarityKernel(JointKernel):
     r"""The cosine of the angle between two points: a linear kernel on the unit sphere.
 
     .. math:: k(x, x') = \frac{x^\top x'}{\lVert x \rVert \, \lVert x' \rVert}
@@ -239,31 +223,8 @@ class CosineSimilarityKernel(Kernel):
     """
 
     @override
-    def forward(
-        self,
-        x1: Tensor,
-        x2: Tensor,
-        diag: bool = False,
-        last_dim_is_batch: bool = False,
-        **params: object,
-    ) -> Tensor:
-        """Cosines between points.
-
-        Args:
-            x1: ``(*batch, n, d)``.
-            x2: ``(*batch, m, d)``.
-            diag: Whether only pairs of corresponding points are asked for.
-            last_dim_is_batch: Whether each column is a kernel's only input.
-            **params: Not used.
-
-        Returns:
-            ``(*batch, n, m)``, or ``(*batch, n)`` of corresponding points.
-        """
-        same = x1 is x2
-        if last_dim_is_batch:
-            x1, x2 = x1.mT.unsqueeze(-1), x2.mT.unsqueeze(-1)
-        x1 = torch.nn.functional.normalize(x1, dim=-1)
-        x2 = x1 if same else torch.nn.functional.normalize(x2, dim=-1)
+    def _covariances(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
+        x1, x2 = once_if_equal(partial(torch.nn.functional.normalize, dim=-1), x1, x2)
         return (x1 * x2).sum(-1) if diag else x1 @ x2.mT
 
     def _closed_form(self) -> Gram:
@@ -296,19 +257,16 @@ class NeuralTangentKernel(JointKernel):
 
     @override
     def _covariances(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
-        first, second = once_if_equal(self._rows, x1, x2)
+        first, second = once_if_equal(self._scaled_gradients, x1, x2)
         return (first * second).sum(-1) if diag else first @ second.mT
 
-    def _rows(self, x: Tensor) -> Tensor:
+    def _scaled_gradients(self, x: Tensor) -> Tensor:
         """Gradients divided by the roots of the prior precisions, ``(n, P)``."""
         if x.ndim != 2:
             raise UnsupportedError("x", f"shape {tuple(x.shape)}", "points (n, d), no batch")
-        gradients = sample_gradients(self.network, x, _only_output)
-        parts = [
-            gradients[name][:, 0].reshape(len(x), -1) * precision.rsqrt()
-            for name, precision in self.prior.precisions().items()
-        ]
-        return torch.cat(parts, dim=-1)
+        gradients, precisions = _gradients(self.network, x), self.prior.precisions()
+        scaled = [gradients[name] * value.rsqrt() for name, value in precisions.items()]
+        return torch.cat(scaled, dim=-1)
 
 
 class LinearizedMean(Mean):
@@ -330,16 +288,19 @@ class LinearizedMean(Mean):
         weights = {k: p.detach() for k, p in self.network.named_parameters() if p.requires_grad}
         # By the gradients that the kernel is made of: not every module has forward-mode
         # derivatives, which also go through what stops a gradient.
-        gradients = sample_gradients(self.network, x, _only_output)
-        linear = [
-            gradients[name][:, 0].reshape(len(x), -1) @ weight.flatten()
-            for name, weight in weights.items()
-        ]
-        return call_with(self.network, weights, x).squeeze(-1) - torch.stack(linear).sum(0)
+        gradients = _gradients(self.network, x)
+        linear = sum(gradients[name] @ weight.flatten() for name, weight in weights.items())
+        return call_with(self.network, weights, x).squeeze(-1) - linear
 
 
-def _only_output(outputs: Tensor) -> Tensor:
-    if outputs.shape[-1] != 1:
-        expected = "one: a GP for each output is independent of the others only with one"
-        raise ShapeError("network", f"{outputs.shape[-1]} outputs", expected)
-    return torch.ones_like(outputs).unsqueeze(1)
+def _gradients(network: torch.nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Gradients ``(n, size)`` of a network's only output with respect to each parameter."""
+
+    def ones(outputs: Tensor) -> Tensor:
+        if outputs.shape[-1] != 1:
+            expected = "one: a GP for each output is independent of the others only with one"
+            raise ShapeError("network", f"{outputs.shape[-1]} outputs", expected)
+        return torch.ones_like(outputs).unsqueeze(1)
+
+    gradients = sample_gradients(network, x, ones)
+    return {name: gradient[:, 0].reshape(len(x), -1) for name, gradient in gradients.items()}

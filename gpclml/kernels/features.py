@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Self, cast, overload
+from typing import Any, cast
 
 import gpytorch
 import torch
@@ -27,54 +27,46 @@ from gpclml.linalg import refuse_double_backward
 __all__ = [
     "FeatureKernel",
     "FourierFeatures",
-    "IdentityFeatures",
     "JointKernel",
     "PolynomialFeatures",
-    "PositiveParameter",
-    "PrefixFeatures",
     "RandomFourierFeatures",
     "once_if_equal",
-    "scaled_cosines",
+    "positive",
+    "register_positive",
 ]
 
-assert issubclass(gpytorch.Module, torch.nn.Module)
-# A checker that does not read upstream's source knows this base.
-assert issubclass(Kernel, torch.nn.Module)
 
 _COLUMNS_AT_ONCE = 4096
 
 
-class PositiveParameter:
-    """A positive number or vector of a module, which GPyTorch's constraint maps from any number."""
+def positive(name: str) -> Any:
+    """A property of modules: the positive parameter of that name, stored as ``raw_`` and the name.
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-        self.raw: str = f"raw_{name}"
+    GPyTorch's constraint maps it from any number, as for the parameters of its own kernels.
+    """
 
-    def register(self, module: gpytorch.Module, start: Tensor) -> None:
-        """Gives a module the parameter, called ``raw_`` and the name, of the shape of its start."""
-        module.register_parameter(self.raw, torch.nn.Parameter(torch.zeros_like(start)))
-        module.register_constraint(self.raw, Positive())
-        self.__set__(module, start)
+    def value(module: gpytorch.Module) -> Tensor:
+        constraint = getattr(module, f"raw_{name}_constraint")
+        return constraint.transform(getattr(module, f"raw_{name}"))
 
-    @overload
-    def __get__(self, module: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, module: gpytorch.Module, owner: type) -> Tensor: ...
-    def __get__(self, module: gpytorch.Module | None, owner: type) -> Self | Tensor:
-        if module is None:
-            return self
-        raw = getattr(module, self.raw)
-        return getattr(module, f"{self.raw}_constraint").transform(raw)
-
-    def __set__(self, module: gpytorch.Module, value: float | Tensor) -> None:
-        raw = cast(Tensor, getattr(module, self.raw))
+    def set_value(module: gpytorch.Module, value: float | Tensor) -> None:
+        raw = cast(Tensor, getattr(module, f"raw_{name}"))
         wanted = torch.as_tensor(value, dtype=raw.dtype, device=raw.device)
         if wanted.shape not in ((), (1,), raw.shape):
-            raise ShapeError(self.name, tuple(wanted.shape), f"a number or {tuple(raw.shape)}")
-        check_positive(**{self.name: wanted})
-        constraint = getattr(module, f"{self.raw}_constraint")
-        module.initialize(**{self.raw: constraint.inverse_transform(wanted.expand_as(raw))})
+            raise ShapeError(name, tuple(wanted.shape), f"a number or {tuple(raw.shape)}")
+        check_positive(**{name: wanted})
+        constraint = getattr(module, f"raw_{name}_constraint")
+        module.initialize(**{f"raw_{name}": constraint.inverse_transform(wanted.expand_as(raw))})
+
+    return property(value, set_value)
+
+
+def register_positive(module: gpytorch.Module, **starts: Tensor) -> None:
+    """Gives a module the parameters of its :func:`positive` properties, of their starts' shapes."""
+    for name, start in starts.items():
+        module.register_parameter(f"raw_{name}", torch.nn.Parameter(torch.zeros_like(start)))
+        module.register_constraint(f"raw_{name}", Positive())
+        setattr(module, name, start)
 
 
 class JointKernel(Kernel):
@@ -138,7 +130,7 @@ class FeatureKernel(JointKernel):
 
     has_lengthscale = False
 
-    prior_variance: PositiveParameter = PositiveParameter()
+    prior_variance = positive("prior_variance")
     """Prior variances of the weights, ``(1,)`` or ``(R,)``."""
 
     @checked(prior_variance="float () | (R,)")
@@ -150,7 +142,7 @@ class FeatureKernel(JointKernel):
         start = torch.as_tensor(prior_variance).detach().reshape(-1)
         if not start.is_floating_point():
             start = start.to(torch.get_default_dtype())
-        FeatureKernel.prior_variance.register(self, start)
+        register_positive(self, prior_variance=start)
 
     def features_of(self, x: Tensor) -> Tensor:
         """Features of points, ``(*batch, n, d)`` to ``(*batch, n, R)``.
@@ -183,28 +175,12 @@ class FeatureKernel(JointKernel):
         return LowRankRootLinearOperator(first) if low_rank else RootLinearOperator(first)
 
 
-class IdentityFeatures(torch.nn.Module):
-    """The inputs themselves, with a column of ones if asked.
-
-    Args:
-        intercept: Put a column of ones first.
-    """
-
-    @checked
-    def __init__(self, intercept: bool = False) -> None:
-        super().__init__()
-        self.intercept = intercept
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Features of points, ``(*batch, n, d)`` to the same, or to ``d + 1`` columns."""
-        return torch.cat([torch.ones_like(x[..., :1]), x], dim=-1) if self.intercept else x
-
-
 class PolynomialFeatures(torch.nn.Module):
     r"""All products of at most p columns, the empty product 1 included.
 
-    They are ordered by degree; of one column they are :math:`1, x, x^2, \ldots`. There are
-    :math:`\binom{d + p}{p}` of them. Scale the inputs to [-1, 1] for high degrees.
+    They are ordered by degree; of one column they are :math:`1, x, x^2, \ldots`; of degree 1 the
+    inputs behind an intercept. There are :math:`\binom{d + p}{p}` of them. Scale the inputs to
+    [-1, 1] for high degrees.
 
     Args:
         degree: Largest number of factors p.
@@ -222,44 +198,15 @@ class PolynomialFeatures(torch.nn.Module):
     @checked(late=True, x="float (*batch, n, d)")
     def forward(self, x: Tensor) -> Tensor:
         """Features of points, ``(*batch, n, d)`` to ``(*batch, n, R)``."""
-        products = [(0, torch.ones_like(x[..., 0]))]  # of one degree, each with its last column
-        columns = [products[0][1]]
+        products, last = torch.ones_like(x[..., :1]), [0]  # of one degree, with their last columns
+        degrees = [products]
         for _ in range(self.degree):
-            products = [
-                (column, product * x[..., column])
-                for last, product in products
-                for column in range(last, x.shape[-1])
-            ]
-            columns += [product for _, product in products]
-        return torch.stack(columns, dim=-1)
-
-
-class PrefixFeatures(torch.nn.Module):
-    """The first columns of the inputs, which gives nested models of growing size.
-
-    Args:
-        num_features: Number of columns.
-
-    Raises:
-        ArgumentError: The number is below one.
-    """
-
-    @checked
-    def __init__(self, num_features: int) -> None:
-        super().__init__()
-        check_counts(num_features=num_features)
-        self.num_features = num_features
-
-    @checked(late=True, x="float (*batch, n, d)")
-    def forward(self, x: Tensor) -> Tensor:
-        """Features of points, ``(*batch, n, d)`` to ``(*batch, n, num_features)``.
-
-        Raises:
-            ShapeError: The points have fewer columns.
-        """
-        if x.shape[-1] < self.num_features:
-            raise ShapeError("x", tuple(x.shape), f"at least {self.num_features} columns")
-        return x[..., : self.num_features]
+            factors = [range(column, x.shape[-1]) for column in last]
+            parents = [parent for parent, columns in enumerate(factors) for _ in columns]
+            last = [column for columns in factors for column in columns]
+            products = products[..., parents] * x[..., last]
+            degrees.append(products)
+        return torch.cat(degrees, dim=-1)
 
 
 class FourierFeatures(torch.nn.Module):
@@ -326,10 +273,10 @@ class RandomFourierFeatures(gpytorch.Module):
     weight: Tensor
     bias: Tensor
 
-    lengthscale: PositiveParameter = PositiveParameter()
+    lengthscale = positive("lengthscale")
     """Lengthscale, one for all columns or one for each, ``(1,)`` or ``(d,)``."""
 
-    amplitude: PositiveParameter = PositiveParameter()
+    amplitude = positive("amplitude")
     """Standard deviation of the approximated process, ``(1,)``."""
 
     @checked(weight="float (R, d)", bias="float (R,)")
@@ -354,16 +301,18 @@ class RandomFourierFeatures(gpytorch.Module):
             shape = num_features, num_inputs
             weight = torch.randn(shape, dtype=torch.float64, generator=generator)
             bias = 2 * math.pi * torch.rand(num_features, dtype=torch.float64, generator=generator)
-            weight, bias = (part.to(torch.get_default_dtype()) for part in (weight, bias))
+            weight, bias = (draws.to(torch.get_default_dtype()) for draws in (weight, bias))
         elif weight.shape != (num_features, num_inputs) or bias.shape != (num_features,):
             got = f"{tuple(weight.shape)} and {tuple(bias.shape)}"
             expected = f"({num_features}, {num_inputs}) and ({num_features},)"
             raise ShapeError("weight, bias", got, expected)
         self.register_buffer("weight", weight)
         self.register_buffer("bias", bias)
-        size = num_inputs if ard else 1
-        RandomFourierFeatures.lengthscale.register(self, weight.new_full((size,), lengthscale))
-        RandomFourierFeatures.amplitude.register(self, weight.new_full((1,), amplitude))
+        register_positive(
+            self,
+            lengthscale=weight.new_full((num_inputs if ard else 1,), lengthscale),
+            amplitude=weight.new_full((1,), amplitude),
+        )
 
     @checked(late=True, x="float (*batch, n, d)")
     def forward(self, x: Tensor) -> Tensor:
@@ -376,21 +325,17 @@ class RandomFourierFeatures(gpytorch.Module):
         if x.shape[-1] != d:
             raise ShapeError("x", tuple(x.shape), f"(*batch, n, {d})")
         scale = (self.amplitude * math.sqrt(2 / R)).squeeze()
-        return scaled_cosines(x / self.lengthscale, self.weight, self.bias, scale)
-
-
-def scaled_cosines(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
-    """The features s cos(W x + b), ``(*batch, n, R)``, of which W and b have no gradient.
-
-    The angles are computed again for the gradient by x and s, which costs less than a second array
-    of their size: with d columns 2 n R d operations.
-    """
-    features = _ScaledCosines.apply(x, weight, bias, scale)
-    assert isinstance(features, Tensor)
-    return features
+        features = _ScaledCosines.apply(x / self.lengthscale, self.weight, self.bias, scale)
+        return cast(Tensor, features)
 
 
 class _ScaledCosines(torch.autograd.Function):
+    """The features s cos(W x + b), ``(*batch, n, R)``, of which W and b have no gradient.
+
+    The angles are computed again for the gradients of x and s, which costs less than a second array
+    of their size: with d columns 2 n R d operations.
+    """
+
     @staticmethod
     def forward(ctx, x, weight, bias, scale):
         ctx.save_for_backward(x, weight, bias, scale)
@@ -398,14 +343,12 @@ class _ScaledCosines(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        refuse_double_backward("scaled_cosines")
+        refuse_double_backward("RandomFourierFeatures")
         x, weight, bias, scale = ctx.saved_tensors
-        of_x, of_scale = torch.zeros_like(x), torch.zeros_like(scale)
-        for grad, W, b in zip(
-            grads[0].split(_COLUMNS_AT_ONCE, -1), weight.split(_COLUMNS_AT_ONCE),
-            bias.split(_COLUMNS_AT_ONCE), strict=True,
-        ):  # fmt: skip
+        grad_x, grad_scale = torch.zeros_like(x), torch.zeros_like(scale)
+        columns = grads[0].split(_COLUMNS_AT_ONCE, -1), weight.split(_COLUMNS_AT_ONCE)
+        for grad, W, b in zip(*columns, bias.split(_COLUMNS_AT_ONCE), strict=True):
             angles = torch.nn.functional.linear(x, W, b)
-            of_scale += (grad * angles.cos()).sum()
-            of_x -= (angles.sin_().mul_(grad) @ W) * scale
-        return of_x, None, None, of_scale
+            grad_scale += (grad * angles.cos()).sum()
+            grad_x -= (angles.sin_().mul_(grad) @ W) * scale
+        return grad_x, None, None, grad_scale

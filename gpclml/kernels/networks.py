@@ -6,15 +6,17 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import skip_init
 
-from gpclml._utils.arguments import all_finite, check_counts, checked
+from gpclml._utils.arguments import all_finite, check_counts, checked, seeded
 from gpclml._utils.environment import seeded_globally
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
-__all__ = ["MLP", "StackedNetwork", "apply_network", "check_finite_output", "reset_network"]
+__all__ = ["MLP", "StackedNetwork", "apply_network", "reset_network"]
 
 
 class MLP(torch.nn.Sequential):
@@ -65,12 +67,8 @@ class MLP(torch.nn.Sequential):
         layers: list[torch.nn.Module] = []
         for width, next_width in pairwise(sizes):
             # skip_init leaves the weights unset, so that the global RNG is not drawn from.
-            layers += [
-                torch.nn.utils.skip_init(
-                    torch.nn.Linear, width, next_width, dtype=dtype, device=device
-                ),
-                activation(),
-            ]
+            layers.append(skip_init(torch.nn.Linear, width, next_width, dtype=dtype, device=device))
+            layers.append(activation())
         super().__init__(*layers[:-1])
         self.sizes: tuple[int, ...] = tuple(map(int, sizes))
         self.output_scale: float = 0.0 if zero_output else float(output_scale)
@@ -83,15 +81,13 @@ class MLP(torch.nn.Sequential):
         Args:
             generator: Source of the draws; seed 0 if None.
         """
-        if generator is None:
-            generator = torch.Generator().manual_seed(0)
+        generator = seeded(0) if generator is None else generator
         linear = [layer for layer in self if isinstance(layer, torch.nn.Linear)]
         for layer in linear:
             bound = layer.in_features**-0.5
             for parameter in (layer.weight, layer.bias):
-                at = {"dtype": torch.float64, "device": generator.device}
-                draw = torch.rand(parameter.shape, generator=generator, **at)
-                parameter.copy_((2 * draw - 1) * bound)
+                draw = torch.empty(parameter.shape, dtype=torch.float64, device=generator.device)
+                parameter.copy_((2 * draw.uniform_(generator=generator) - 1) * bound)
         linear[-1].weight.mul_(self.output_scale)
         linear[-1].bias.mul_(self.output_scale)
 
@@ -112,37 +108,33 @@ class StackedNetwork(torch.nn.Module):
         super().__init__()
         if len(networks) == 0:
             raise ArgumentError("networks", "none", "at least one network")
-        unlike = [type(one).__name__ for one in networks if type(one) is not type(networks[0])]
-        if unlike:
-            expected = f"{type(networks[0]).__name__}, as the first"
-            raise ArgumentError("networks", unlike[0], expected)
+        names = [type(network).__name__ for network in networks]
+        for name in names:
+            if name != names[0]:
+                raise ArgumentError("networks", name, f"{names[0]}, as the first")
         parameters, buffers = torch.func.stack_module_state(list(networks))
         # In a tuple it is no submodule: its code is used, never its parameters.
         self._build = (copy.deepcopy(networks[0]),)
-        self._names = list(parameters)
-        self._buffer_names = list(buffers)
-        for place, parameter in enumerate(parameters.values()):
-            self.register_parameter(f"parameter_{place}", torch.nn.Parameter(parameter.detach()))
-        for place, buffer in enumerate(buffers.values()):
-            self.register_buffer(f"buffer_{place}", buffer)
+        # Names of parameters have no dots: by number, each name in a single network has its own.
+        self._keys = {name: f"stack_{index}" for index, name in enumerate(parameters | buffers)}
+        for name, parameter in parameters.items():
+            self.register_parameter(self._keys[name], torch.nn.Parameter(parameter.detach()))
+        for name, buffer in buffers.items():
+            self.register_buffer(self._keys[name], buffer)
 
     def named_stacks(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """The stacked parameters, ``(k, ...)``, by their names in a single network."""
-        for place, name in enumerate(self._names):
-            yield name, self.get_parameter(f"parameter_{place}")
+        parameters = dict(self.named_parameters())
+        return ((name, parameters[key]) for name, key in self._keys.items() if key in parameters)
 
     def forward(self, x: Tensor) -> Tensor:
         """The output of network i at member i of the points, ``(k, n, d)`` to ``(k, n, q)``."""
-        buffers = {
-            name: self.get_buffer(f"buffer_{place}")
-            for place, name in enumerate(self._buffer_names)
-        }
-        return torch.func.vmap(self._apply_one)(dict(self.named_stacks()), buffers, x)
 
-    def _apply_one(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor
-    ) -> Tensor:
-        return torch.func.functional_call(self._build[0], (parameters, buffers), (x,))
+        def output(state: dict[str, Any], x: Tensor) -> Tensor:
+            return torch.func.functional_call(self._build[0], state, (x,))
+
+        state = {name: getattr(self, key) for name, key in self._keys.items()}
+        return torch.func.vmap(output)(state | dict(self.named_stacks()), x)
 
 
 @checked
@@ -152,7 +144,7 @@ def reset_network(network: torch.nn.Module, generator: torch.Generator | None = 
     A module with ``reset_parameters(generator)`` draws from the generator, of seed 0 if None;
     torch's own layers, whose ``reset_parameters()`` takes none, draw under a seed taken from it.
     """
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    generator = seeded(0) if generator is None else generator
     with seeded_globally(generator, network.parameters()):
         _reset(network, generator)
 
@@ -180,7 +172,6 @@ def apply_network(network: torch.nn.Module, x: Tensor) -> Tensor:
     return output
 
 
-@checked(late=True, output="(*batch)")
 def check_finite_output(output: Tensor) -> None:
     """Raises a NonFiniteError where the output of a network is NaN or infinite."""
     if not all_finite(output):

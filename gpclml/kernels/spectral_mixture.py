@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, cast
 
 import torch
-from gpytorch.kernels import (
-    AdditiveKernel,
-    Kernel,
-    ProductKernel,
-    ScaleKernel,
-    SpectralMixtureKernel,
-)
+from gpytorch.kernels import Kernel, SpectralMixtureKernel
 from torch import Tensor
 from typing_extensions import override
 
-from gpclml._utils.arguments import check_counts, checked
+from gpclml._utils.arguments import check_counts, checked, seeded
 from gpclml.errors import ArgumentError, ShapeError
-from gpclml.kernels.deep import DeepKernel
-from gpclml.kernels.features import JointKernel, PositiveParameter
+from gpclml.kernels.features import JointKernel, positive, register_positive
 
 __all__ = [
     "JointSpectralMixtureKernel",
@@ -58,10 +51,10 @@ class JointSpectralMixtureKernel(JointKernel):
 
     mixture_means: torch.nn.Parameter
 
-    mixture_weights: PositiveParameter = PositiveParameter()
+    mixture_weights = positive("mixture_weights")
     """Variance of each component, ``(Q,)``."""
 
-    mixture_scales: PositiveParameter = PositiveParameter()
+    mixture_scales = positive("mixture_scales")
     """Standard deviations of frequencies, ``(Q, d)``."""
 
     @checked
@@ -70,15 +63,14 @@ class JointSpectralMixtureKernel(JointKernel):
     ) -> None:
         check_counts(num_mixtures=num_mixtures, ard_num_dims=ard_num_dims)
         super().__init__(ard_num_dims=ard_num_dims)
-        generator = torch.Generator().manual_seed(0) if generator is None else generator
+        generator = seeded(0) if generator is None else generator
         shape = (num_mixtures, ard_num_dims)
         unit = 0.5 / math.pi / math.sqrt(ard_num_dims)
         means = unit * torch.randn(shape, generator=generator)
         means[0] = 0.0
         self.register_parameter("mixture_means", torch.nn.Parameter(means))
-        weights = torch.full((num_mixtures,), 1 / num_mixtures)
-        JointSpectralMixtureKernel.mixture_weights.register(self, weights)
-        JointSpectralMixtureKernel.mixture_scales.register(self, torch.full(shape, unit))
+        weights, scales = torch.full((num_mixtures,), 1 / num_mixtures), torch.full(shape, unit)
+        register_positive(self, mixture_weights=weights, mixture_scales=scales)
 
     @property
     def is_stationary(self) -> bool:
@@ -123,14 +115,14 @@ def initialize_spectral_mixture(
     1`. Scattered points in several columns can be much closer by chance than the scales they
     resolve, and the kernel then starts as white noise and does not train. Use ``spacing="grid"``
     for such points: it sets :math:`\delta = R / (n^{1/d} - 1)`, the gap of a grid of n points in
-    the d columns that vary. NaN targets are left out of the spread. For a batch that shares one
-    kernel the smallest gap, largest range and mean spread are taken.
+    the d columns that vary. NaN targets are left out of the spread.
 
-    Every ``SpectralMixtureKernel`` within scale, sum, product and deep kernels is set; within a
-    :class:`DeepKernel` it is set by the network's features.
+    A kernel without a batch, or with another one than the data, takes the smallest gap, the largest
+    range and the mean spread of all of them. Behind a :class:`~gpclml.kernels.DeepKernel` give
+    ``deep.base_kernel`` and the inputs ``deep.features(x)``.
 
     Args:
-        kernel: A spectral mixture kernel, or one that contains it. Changed in place.
+        kernel: A ``SpectralMixtureKernel``. Changed in place.
         train_x: Inputs of the kernel. Shape ``(*batch, n, d)`` or ``(n,)``.
         train_y: Targets. Shape ``(*batch, n)``.
         generator: Source of the draws; seed 0 if None.
@@ -140,70 +132,37 @@ def initialize_spectral_mixture(
         The same kernel.
 
     Raises:
-        ArgumentError: There is no spectral mixture kernel to set.
+        ArgumentError: It is another kernel.
         UnknownNameError: ``spacing`` is not known.
         ShapeError: Its ``ard_num_dims`` is not the number of columns that it is given.
     """
-    if generator is None:
-        generator = torch.Generator().manual_seed(0)
-    train_x = train_x.unsqueeze(-1) if train_x.ndim == 1 else train_x
-    found = list(_spectral_mixtures(kernel, train_x))
-    if not found:
-        suggestion = "Pass one, alone or inside scale, sum, product or deep kernels."
-        expected = "a kernel with a SpectralMixtureKernel in it"
-        raise ArgumentError("kernel", type(kernel).__name__, expected, suggestion)
-    for mixture, inputs in found:
-        _initialize(mixture, inputs, train_y, generator, spacing)
-    return kernel
-
-
-def _spectral_mixtures(
-    kernel: Kernel, x: Tensor, called: bool = True
-) -> Iterator[tuple[SpectralMixtureKernel, Tensor]]:
-    """Each spectral mixture kernel with the inputs that reach it."""
-    if called and isinstance(kernel.active_dims, Tensor):
+    generator = seeded(0) if generator is None else generator
+    if not isinstance(kernel, SpectralMixtureKernel):
+        suggestion = "Pass the one inside of scale, sum, product or deep kernels."
+        raise ArgumentError("kernel", type(kernel).__name__, "a SpectralMixtureKernel", suggestion)
+    x = train_x.unsqueeze(-1) if train_x.ndim == 1 else train_x
+    if isinstance(kernel.active_dims, Tensor):
         x = x.index_select(-1, kernel.active_dims)
-    if isinstance(kernel, SpectralMixtureKernel):
-        yield kernel, x
-    elif isinstance(kernel, DeepKernel):
-        yield from _spectral_mixtures(kernel.base_kernel, kernel.features(x))
-    elif isinstance(kernel, ScaleKernel):
-        # ScaleKernel takes over its base kernel's active_dims: columns are selected once.
-        yield from _spectral_mixtures(kernel.base_kernel, x, called=False)
-    elif isinstance(kernel, AdditiveKernel | ProductKernel):
-        for part in kernel.kernels:
-            assert isinstance(part, Kernel)
-            yield from _spectral_mixtures(part, x)
-
-
-def _initialize(
-    kernel: SpectralMixtureKernel,
-    x: Tensor,
-    y: Tensor,
-    generator: torch.Generator,
-    spacing: str,
-) -> None:
     if kernel.ard_num_dims != x.shape[-1]:
         expected = f"{kernel.ard_num_dims} columns, the kernel's ard_num_dims"
         suggestion = f"Make the kernel with ard_num_dims={x.shape[-1]}."
         raise ShapeError("train_x", tuple(x.shape), expected, suggestion)
-    parameter = kernel.raw_mixture_means
-    assert isinstance(parameter, Tensor)
-    shape = parameter.shape  # (*kernel batch, Q, 1, d)
-    batch_shape = shape[:-3]
+    parameter = cast(Tensor, kernel.raw_mixture_means)
+    batch_shape = parameter.shape[:-3]  # of (*batch, Q, 1, d)
     gap, extent = _gap_and_range(x, spacing)
-    gap = _reduce_batch(gap, batch_shape, torch.amin)[..., None, None, :]
-    extent = _reduce_batch(extent, batch_shape, torch.amax)[..., None, None, :]
-    spread = _reduce_batch(_spread(y).unsqueeze(-1), batch_shape, torch.mean)
+    gap = _shared(gap, batch_shape, torch.amin)[..., None, None, :]
+    extent = _shared(extent, batch_shape, torch.amax)[..., None, None, :]
+    spread = _shared(_spread(train_y).unsqueeze(-1), batch_shape, torch.mean)
 
     # Drawn in float64, so that one seed gives one start in every dtype.
-    draw = torch.empty(shape, dtype=torch.float64, device=generator.device)
+    draw = torch.empty(parameter.shape, dtype=torch.float64, device=generator.device)
     uniform = draw.uniform_(generator=generator).to(parameter).clamp_min(1e-3)
     # A draw next to zero would give a lengthscale of zero: a tenth of the range is the least.
     normal = draw.normal_(generator=generator).to(parameter).abs().clamp_min(0.1)
     kernel.mixture_means = uniform * 0.5 / gap
     kernel.mixture_scales = 1 / (normal * extent)
-    kernel.mixture_weights = (spread / kernel.num_mixtures).expand(*batch_shape, shape[-3])
+    kernel.mixture_weights = (spread / kernel.num_mixtures).expand(parameter.shape[:-2])
+    return kernel
 
 
 def _gap_and_range(x: Tensor, spacing: str) -> tuple[Tensor, Tensor]:
@@ -223,19 +182,14 @@ def _gap_and_range(x: Tensor, spacing: str) -> tuple[Tensor, Tensor]:
 
 def _spread(y: Tensor) -> Tensor:
     """Standard deviation of the targets that are there; 1 where it is zero or undefined."""
-    observed = ~torch.isnan(y)
-    count = observed.sum(-1)
-    mean = torch.where(observed, y, 0.0).sum(-1) / count.clamp_min(1)
-    deviation = torch.where(observed, y - mean.unsqueeze(-1), 0.0)
-    spread = (deviation.square().sum(-1) / (count - 1).clamp_min(1)).sqrt()
+    deviation = y - y.nanmean(-1, keepdim=True)
+    count = (~y.isnan()).sum(-1)
+    spread = (deviation.square().nansum(-1) / (count - 1).clamp_min(1)).sqrt()
     return torch.where(spread > 0, spread, 1.0)
 
 
-def _reduce_batch(values: Tensor, batch_shape: torch.Size, reduce: Callable[..., Tensor]) -> Tensor:
-    """Values of shape (*batch, d) reduced where the kernel's batch is smaller."""
-    while values.ndim - 1 > len(batch_shape):
-        values = reduce(values, dim=0)
-    for dim, size in enumerate(batch_shape[::-1], start=2):
-        if dim <= values.ndim and size == 1:
-            values = reduce(values, dim=-dim, keepdim=True)
+def _shared(values: Tensor, batch_shape: torch.Size, reduce: Callable[..., Tensor]) -> Tensor:
+    """Values ``(*batch, d)`` for a kernel, reduced over the data's batch if it has another one."""
+    if values.shape[:-1] != batch_shape:
+        values = reduce(values.reshape(-1, values.shape[-1]), dim=0)
     return values.expand(*batch_shape, values.shape[-1])

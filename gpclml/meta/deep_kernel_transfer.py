@@ -29,24 +29,14 @@ from gpclml.errors import ShapeError, UnknownNameError
 from gpclml.inference import evaluating, exact_posterior
 from gpclml.kernels import CosineSimilarityKernel, JointSpectralMixtureKernel
 from gpclml.kernels.networks import check_finite_output
-from gpclml.meta.episodes import Episodes
+from gpclml.meta.tasks import Episodes
 
-__all__ = [
-    "BATCH_NORM",
-    "KERNELS",
-    "DeepKernelTransfer",
-    "make_kernel",
-    "one_vs_rest",
-]
-
-# A checker that does not read upstream's source knows this base.
-assert issubclass(ExactGP, torch.nn.Module)
+__all__ = ["KERNELS", "DeepKernelTransfer"]
 
 _FIRST_NOISE = 0.1
 _TASKS = 100  # whose targets are standardized
 _ROUNDING = 1e-12
-BATCH_NORM = "batch_norm_cosine"
-_MIXTURES = 4
+_BATCH_NORM = "batch_norm_cosine"
 
 
 class DeepKernelTransfer(ExactGP):
@@ -109,19 +99,23 @@ class DeepKernelTransfer(ExactGP):
         likelihood.initialize(noise=_FIRST_NOISE)
         super().__init__(None, None, likelihood)
         kernel = kernel.replace("-", "_") if isinstance(kernel, str) else kernel
+        if isinstance(kernel, str) and kernel not in KERNELS:
+            raise UnknownNameError("kernel", kernel, KERNELS)
         self.backbone = backbone
-        self.normalization: torch.nn.Module = (
-            torch.nn.BatchNorm1d(num_features) if kernel == BATCH_NORM else torch.nn.Identity()
-        )
-        if kernel == BATCH_NORM:
+        self.normalization: torch.nn.Module = torch.nn.Identity()
+        if kernel == _BATCH_NORM:
             # Cosines of centred features vary about zero: no part of the kernel would stand for
             # the mean of one-vs-rest targets. With a shift of one they vary about a half.
-            torch.nn.init.ones_(cast(Tensor, self.normalization.bias))
-        of_one_size = kernel in (BATCH_NORM, "spectral_mixture")
-        self.num_features: int | None = num_features if of_one_size else None
+            self.normalization = torch.nn.BatchNorm1d(num_features)
+            torch.nn.init.ones_(self.normalization.bias)
+        self.num_features: int | None = (
+            num_features if kernel in (_BATCH_NORM, "spectral_mixture") else None
+        )
         self.targets: TargetScale = TargetScale(_TASKS if standardize else 0)
         self.mean_module: ConstantMean = ConstantMean()
-        self.covar_module: Kernel = make_kernel(kernel, num_features)
+        self.covar_module: Kernel = (
+            kernel if isinstance(kernel, Kernel) else _MAKERS[kernel](num_features)
+        )
 
     def network_parameters(self) -> list[torch.nn.Parameter]:
         """Parameters of the backbone and of the normalization of its features.
@@ -144,10 +138,6 @@ class DeepKernelTransfer(ExactGP):
                 ``num_features`` of them where the kernel needs that.
             ArgumentError: The points are on another device than the backbone, or of another type.
         """
-        return self._flat_features(x).unflatten(0, x.shape[:2]).unsqueeze(1)
-
-    def _flat_features(self, x: Tensor) -> Tensor:
-        """The same as ``(tasks n, q)``."""
         flat = x.flatten(0, 1)
         for parameter in itertools.islice(self.backbone.parameters(), 1):
             check_placement("episodes", x, parameter, "the backbone")
@@ -162,7 +152,7 @@ class DeepKernelTransfer(ExactGP):
             raise ShapeError("backbone", got, expected, suggestion)
         values = self.normalization(values)
         check_finite_output(values)
-        return values
+        return values.unflatten(0, x.shape[:2]).unsqueeze(1)
 
     def forward(self, features: Tensor) -> MultivariateNormal:
         """The prior of the latent function at features ``(*batch, n, q)``."""
@@ -182,20 +172,13 @@ class DeepKernelTransfer(ExactGP):
             A Gaussian with batch ``(tasks, 1)``, and targets ``(tasks, ways, n)``; in
             regression ``(tasks, 1, n)``.
         """
-        x, y = self._learned(episodes)
-        return self._prior(self.features(x), y, episodes.ways)
-
-    def _learned(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of all points; of numbers, standardized."""
         x, y = episodes.points()
-        if episodes.ways:
-            return x, y
-        if self.training:
-            self.targets.count(y)
-        return x, self.targets.standardized(y)
-
-    def _prior(self, features: Tensor, y: Tensor, ways: int) -> tuple[MultivariateNormal, Tensor]:
-        targets = one_vs_rest(y, ways, features.dtype)
+        if not episodes.ways:
+            if self.training:
+                self.targets.count(y)
+            y = self.targets.standardized(y)
+        features = self.features(x)
+        targets = _one_vs_rest(y, episodes.ways, features.dtype)
         self.set_train_data(features, targets, strict=False)
         return self(features), targets
 
@@ -214,9 +197,7 @@ class DeepKernelTransfer(ExactGP):
         Returns:
             Nats per held-out target, ``(tasks, ways)``; in regression ``(tasks, 1)``.
         """
-        x, y = self._learned(episodes)
-        features = self._flat_features(x).unflatten(0, x.shape[:2]).unsqueeze(1)
-        value = cast(Tensor, cast(Any, mll)(*self._prior(features, y, episodes.ways)))
+        value = cast(Tensor, cast(Any, mll)(*self.prior(episodes)))
         return value if episodes.ways else value - math.log(self.targets.deviation)
 
     @torch.no_grad()
@@ -239,7 +220,7 @@ class DeepKernelTransfer(ExactGP):
             features = self.features(episodes.inputs())
             y, ways = episodes.support_y, episodes.ways
             given = y if ways else self.targets.standardized(y)
-            targets = one_vs_rest(given, ways, features.dtype)
+            targets = _one_vs_rest(given, ways, features.dtype)
             self.set_train_data(features[..., :s, :], targets, strict=False)
             latent = exact_posterior(self, features[..., s:, :], marginal=True)
             noise = cast(GaussianLikelihood, self.likelihood).noise
@@ -254,33 +235,23 @@ class DeepKernelTransfer(ExactGP):
 class TargetScale(torch.nn.Module):
     """Mean and standard deviation of all targets of the first tasks of a training.
 
-    Its state is in double precision, whatever the type of the model.
-
-    Args:
-        most: Number of tasks that count; with 0 targets are taken as they are.
-
-    Attributes:
-        mean: The mean, 0 before the first task.
-        deviation: The standard deviation, 1 before the first task and of constant targets.
+    Its state is in double precision, whatever the type of the model. With ``most`` 0 no task counts
+    and targets are taken as they are.
     """
 
-    def __init__(self, most: int = 100) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
         self._tasks = self._points = self._squares = self.mean = 0.0
 
     @property
     def deviation(self) -> float:
-        """The standard deviation."""
+        """The standard deviation; 1 before the first task and of constant targets."""
         deviation = math.sqrt(self._squares / max(1.0, self._points))
         return deviation if deviation > _ROUNDING * abs(self.mean) else 1.0
 
     def count(self, y: Tensor) -> None:
-        """Takes targets of tasks, ``(tasks, n)``, unless there are enough; only finite ones count.
-
-        Args:
-            y: The targets.
-        """
+        """Takes finite targets of tasks, ``(tasks, n)``, unless there are enough tasks."""
         left = self._most - int(self._tasks)
         if left <= 0:
             return
@@ -288,6 +259,7 @@ class TargetScale(torch.nn.Module):
         self._tasks += len(values)
         values = values[values.isfinite()]
         if len(values):
+            # Sums of squares about each mean are joined, which loses no digits far from zero.
             points, mean = self._points + len(values), float(values.mean())
             distance = mean - self.mean
             self._squares += float((values - mean).square().sum())
@@ -296,11 +268,7 @@ class TargetScale(torch.nn.Module):
             self._points = points
 
     def standardized(self, y: Tensor) -> Tensor:
-        """Targets less the mean, in standard deviations.
-
-        Args:
-            y: Targets of any shape.
-        """
+        """Targets less the mean, in standard deviations."""
         return (y - self.mean) / self.deviation
 
     def get_extra_state(self) -> Tensor:
@@ -309,15 +277,11 @@ class TargetScale(torch.nn.Module):
         return torch.tensor(numbers, dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Takes the numbers of :meth:`get_extra_state`.
-
-        Args:
-            state: The numbers.
-        """
+        """Takes the numbers of :meth:`get_extra_state`."""
         self._tasks, self._points, self.mean, self._squares = state.tolist()
 
 
-def one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:
+def _one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:
     """Targets ``(tasks, ways, n)``: 1 for members of a class, else -1; in regression one way."""
     if ways == 0:
         return labels.to(dtype).unsqueeze(-2)
@@ -325,42 +289,28 @@ def one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:
     return torch.where(labels.unsqueeze(-2) == classes, 1.0, -1.0).to(dtype)
 
 
-def _scaled(kernel: Kernel, variance: float = 1.0) -> Kernel:
-    scaled = ScaleKernel(kernel)
-    scaled.outputscale = variance
+def _scaled(kernel: Kernel, outputscale: float = 1.0, /, **start: float) -> Kernel:
+    """A kernel with parameters started so, in a kernel of this scale."""
+    scaled = ScaleKernel(kernel.initialize(**start))
+    scaled.outputscale = outputscale
     return scaled
 
 
 def _linear(features: int) -> Kernel:
     kernel = LinearKernel()
     kernel.raw_variance.requires_grad_(False)  # the scale around it is the same parameter
-    kernel.variance = 1.0
-    return _scaled(kernel, 1 / features)
-
-
-def _with_lengthscale(kernel: Kernel, features: int) -> Kernel:
-    kernel.initialize(lengthscale=math.sqrt(features))
-    return _scaled(kernel)
+    return _scaled(kernel, 1 / features, variance=1.0)
 
 
 # Kernels start with a variance and correlations of order one on q features of order one.
 _MAKERS: dict[str, Callable[[int], Kernel]] = {
-    BATCH_NORM: lambda features: _scaled(CosineSimilarityKernel()),
-    "cosine": lambda features: _scaled(CosineSimilarityKernel()),
+    _BATCH_NORM: lambda q: _scaled(CosineSimilarityKernel()),
+    "cosine": lambda q: _scaled(CosineSimilarityKernel()),
     "linear": _linear,
-    "matern": lambda features: _with_lengthscale(MaternKernel(2.5), features),
-    "polynomial": lambda features: _scaled(PolynomialKernel(2), features**-2),
-    "polynomial_1": lambda features: _scaled(PolynomialKernel(1), 1 / features),
-    "rbf": lambda features: _with_lengthscale(RBFKernel(), features),
-    "spectral_mixture": lambda features: JointSpectralMixtureKernel(_MIXTURES, features),
+    "matern": lambda q: _scaled(MaternKernel(2.5), lengthscale=math.sqrt(q)),
+    "polynomial": lambda q: _scaled(PolynomialKernel(2), q**-2),
+    "polynomial_1": lambda q: _scaled(PolynomialKernel(1), 1 / q),
+    "rbf": lambda q: _scaled(RBFKernel(), lengthscale=math.sqrt(q)),
+    "spectral_mixture": lambda q: JointSpectralMixtureKernel(4, q),
 }
 KERNELS = tuple(sorted(_MAKERS))
-
-
-def make_kernel(kernel: str | Kernel, features: int) -> Kernel:
-    """The kernel on so many features of a name in ``KERNELS``; a kernel is returned itself."""
-    if isinstance(kernel, Kernel):
-        return kernel
-    if kernel not in _MAKERS:
-        raise UnknownNameError("kernel", kernel, KERNELS)
-    return _MAKERS[kernel](features)

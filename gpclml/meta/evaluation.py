@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,11 +14,10 @@ from gpclml._utils.arguments import check_counts, checked
 from gpclml.errors import ArgumentError
 from gpclml.evaluation.calibration import expected_calibration_error, fit_temperature
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
-from gpclml.meta.episodes import Episodes, placed
+from gpclml.meta.tasks import Episodes, Tasks
 
 __all__ = [
     "TaskScores",
-    "Tasks",
     "batches",
     "class_log_probabilities",
     "class_probabilities",
@@ -29,23 +27,14 @@ __all__ = [
     "task_log_probabilities",
 ]
 
-_AT_ONCE = 20  # tasks
+_TASKS_AT_ONCE = {"cpu": 20, "other": 40}  # on a GPU a call costs more than its arithmetic
 # Numbers in the inputs that a CPU evaluates at once. Arrays of Conv4 have 16 times as many.
 _INPUTS_AT_ONCE = 2**21
-_AT_ONCE_ON_A_GPU = 40  # where a call costs more than its arithmetic
 _PER_DEVIATION = 4  # points of a sum in the smallest standard deviation
 _REACH = 6.0  # standard deviations below the least mean, and above the largest, of these points
 _MOST_POINTS = 10_000
 _STEPS_AN_OCTAVE = 4  # of numbers of points
-_MOST_AT_ONCE = 2**22  # numbers in an array
-
-
-class Tasks(Protocol):
-    """A source of numbered tasks, such as :class:`~gpclml.meta.ImageTasks`."""
-
-    def draw(self, indices: Sequence[int]) -> Episodes:
-        """Draws tasks by their numbers, as one batch."""
-        ...
+_SUM_AT_ONCE = 2**22  # numbers in an array
 
 
 @dataclass(frozen=True)
@@ -105,12 +94,16 @@ def evaluate_tasks(
     check_counts(count=count)
     if not 0 < temperature < math.inf:
         raise ArgumentError("temperature", temperature, "a positive number")
-    ways, first, second = _results(model, tasks, count)
-    if ways:
-        return class_scores(first, second, temperature)
+    if tasks.draw([0]).ways:
+        return class_scores(*task_log_probabilities(model, tasks, count), temperature)
     if temperature != 1:
         raise ArgumentError("temperature", temperature, "1 for regression, which has no classes")
-    return TaskScores("mse", first, second, math.nan)
+    errors, nlls = [], []
+    for episodes in batches(tasks, count, next(model.parameters())):
+        predictive, truth = model.predict(episodes), episodes.query_y.unsqueeze(-2)
+        errors.append((predictive.mean - truth).square().mean((-2, -1)))
+        nlls.append(-predictive.log_prob(truth).mean((-2, -1)))
+    return TaskScores("mse", torch.cat(errors), torch.cat(nlls), math.nan)
 
 
 @checked
@@ -140,36 +133,23 @@ def task_log_probabilities(
     model: DeepKernelTransfer, tasks: Tasks, count: int
 ) -> tuple[Tensor, Tensor]:
     """Log probabilities of classes ``(tasks, q, ways)`` and the classes ``(tasks, q)``."""
-    ways, log_p, labels = _results(model, tasks, count)
-    if not ways:
-        raise ArgumentError("tasks", "regression tasks", "classification tasks")
-    return log_p, labels
-
-
-def _results(model: DeepKernelTransfer, tasks: Tasks, count: int) -> tuple[int, Tensor, Tensor]:
-    """Ways, log probabilities and classes; in regression 0, squared errors and NLLs of tasks."""
-    ways, pairs = 0, list[tuple[Tensor, Tensor]]()
+    log_p, labels = [], []
     for episodes in batches(tasks, count, next(model.parameters())):
-        predictive, truth, ways = model.predict(episodes), episodes.query_y, episodes.ways
-        if ways:
-            pairs.append((class_log_probabilities(predictive), truth))
-        else:
-            density = predictive.log_prob(truth.unsqueeze(-2)).squeeze(-2)
-            errors = (predictive.mean.squeeze(-2) - truth).square()
-            pairs.append((errors.mean(-1), -density.mean(-1)))
-    first, second = (torch.cat(part) for part in zip(*pairs, strict=True))
-    return ways, first, second
+        if not episodes.ways:
+            raise ArgumentError("tasks", "regression tasks", "classification tasks")
+        log_p.append(class_log_probabilities(model.predict(episodes)))
+        labels.append(episodes.query_y)
+    return torch.cat(log_p), torch.cat(labels)
 
 
 def batches(tasks: Tasks, count: int, like: Tensor) -> Iterator[Episodes]:
     """The first tasks of a source, as many at once as is fast, in type and place of a tensor."""
-    at_once = _AT_ONCE_ON_A_GPU
+    size = _TASKS_AT_ONCE["other"]
     if like.device.type == "cpu":
-        points, _ = tasks.draw([0]).points()
-        at_once = min(_AT_ONCE, max(1, _INPUTS_AT_ONCE // points.numel()))
-    for first in range(0, count, at_once):
-        drawn = tasks.draw(range(first, min(first + at_once, count)))
-        yield placed(drawn, like)
+        numbers = tasks.draw([0]).inputs().numel()
+        size = min(_TASKS_AT_ONCE["cpu"], max(1, _INPUTS_AT_ONCE // numbers))
+    for first in range(0, count, size):
+        yield tasks.draw(range(first, min(first + size, count))).to(like)
 
 
 def class_scores(log_p: Tensor, labels: Tensor, temperature: float = 1.0) -> TaskScores:
@@ -216,9 +196,9 @@ def class_log_probabilities(predictive: Normal) -> Tensor:
     log_p = torch.empty_like(mean)
     for step in steps.unique().tolist():
         points = torch.linspace(0, 1, math.ceil(2 ** (step / _STEPS_AN_OCTAVE)) + 1).to(mean)
-        rows, at_once = steps == step, max(1, _MOST_AT_ONCE // (ways * len(points)))
-        parts = zip(*(one[rows].split(at_once) for one in (mean, scale, low, width)), strict=True)
-        log_p[rows] = torch.cat([_summed(m, s, a + w * points) for m, s, a, w in parts])
+        size = max(1, _SUM_AT_ONCE // (ways * len(points)))
+        for rows in (steps == step).nonzero()[:, 0].split(size):
+            log_p[rows] = _summed(mean[rows], scale[rows], low[rows] + width[rows] * points)
     return log_p.view(shape)
 
 

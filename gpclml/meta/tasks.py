@@ -1,37 +1,188 @@
-"""Few-shot tasks to learn from: images to classify, functions, angles, head poses."""
+"""Few-shot tasks to learn from: batches of them, and sources that draw each by its number."""
 
 from __future__ import annotations
 
+import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence, Sized
-from typing import Any, Self, cast
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Protocol, Self, cast
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from gpclml._utils.arguments import check_counts, checked
+from gpclml._utils.arguments import check_classes, check_counts, checked, reads_are_free
 from gpclml.errors import ArgumentError, ShapeError
-from gpclml.meta.episodes import (
-    Episodes,
-    NumberedTasks,
-    SingleTasks,
-    task_generator,
-    unit_range,
-)
-from gpclml.meta.evaluation import Tasks
 
 __all__ = [
-    "AugmentedTasks",
+    "Episodes",
     "HeadPoseTasks",
     "ImageTasks",
+    "NumberedTasks",
     "PeriodicTasks",
     "RotationTasks",
-    "transformed",
+    "Tasks",
+    "task_generator",
+    "unit_range",
 ]
 
-_QUARTER_TURNS = 4
 _PITCHES, _YAWS = 7, 19
+
+
+@checked
+@dataclass(frozen=True, init=False)
+class Episodes:
+    """A batch of few-shot tasks of one size, each with support points and query points.
+
+    Values of classes are checked only on the CPU, because a check on a GPU would wait for it.
+
+    Attributes:
+        support_x: Inputs of the support points, which are learned from, ``(tasks, s, *event)``.
+        support_y: Their targets, ``(tasks, s)``: classes from 0 as integers, or numbers.
+        query_x: Inputs of the query points, which are predicted, ``(tasks, q, *event)``.
+        query_y: Their targets, ``(tasks, q)``; None if they are not known, which suffices for
+            predictions, and is kept as ``(tasks, 0)``.
+        ways: Number of classes of a task; 0 in regression.
+
+    Raises:
+        ShapeError: The shapes do not fit each other.
+        ArgumentError: Classes are not integers from 0 to ``ways - 1``, or ``ways`` is below 0.
+    """
+
+    support_x: Tensor
+    support_y: Tensor
+    query_x: Tensor
+    query_y: Tensor
+    ways: int
+
+    def __init__(
+        self,
+        support_x: Tensor,
+        support_y: Tensor,
+        query_x: Tensor,
+        query_y: Tensor | None = None,
+        ways: int = 0,
+    ) -> None:
+        check_counts(0, "Use 0 for regression.", ways=ways)
+        tasks = support_x.shape[0] if support_x.ndim else 0
+        known_x = query_x
+        if query_y is None or query_y.shape[-1:] == (0,):
+            known_x = query_x[:, :0]
+            query_y = support_y[..., :0] if support_y.ndim else support_y
+        for name, x, y in (("support", support_x, support_y), ("query", known_x, query_y)):
+            if y.ndim != 2 or y.shape[0] != tasks or x.shape[:2] != y.shape:
+                expected = f"({tasks}, n) beside {name}_x of shape ({tasks}, n, ...)"
+                got = f"shape {tuple(y.shape)} beside {tuple(x.shape)}"
+                raise ShapeError(f"{name}_y", got, expected)
+            if ways and reads_are_free(y.device):
+                check_classes(f"{name}_y", y, ways, "Number the classes of each task from 0.")
+        vars(self).update(  # as a frozen dataclass refuses to set them
+            support_x=support_x, support_y=support_y, query_x=query_x, query_y=query_y, ways=ways
+        )
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of tasks."""
+        return len(self.support_x)
+
+    @property
+    def num_support(self) -> int:
+        """Number of support points of a task."""
+        return self.support_y.shape[-1]
+
+    def points(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of all points, support points first.
+
+        Raises:
+            ArgumentError: Targets of query points are not known.
+        """
+        if self.query_y.shape[-1] != self.query_x.shape[1]:
+            got = "tasks without targets of their query points"
+            raise ArgumentError("episodes", got, "all targets", "Without them, use predict.")
+        return self.inputs(), torch.cat([self.support_y, self.query_y], dim=1)
+
+    def inputs(self) -> Tensor:
+        """Inputs of all points, support points first."""
+        return torch.cat([self.support_x, self.query_x], dim=1)
+
+    @staticmethod
+    def stack(batches: Sequence[Episodes]) -> Episodes:
+        """Joins batches of tasks of one size.
+
+        Args:
+            batches: The batches, at least one.
+
+        Raises:
+            ShapeError: There is none, or they have tasks of several sizes.
+        """
+        sizes = {(p.ways, p.support_x.shape[1:], p.query_x.shape[1:]) for p in batches}
+        if len(sizes) != 1:
+            got = f"{len(sizes)} kinds of batches: (ways, support, query) {sorted(map(str, sizes))}"
+            raise ShapeError("batches", got, "one or more batches of tasks of one size")
+        names = "support_x", "support_y", "query_x", "query_y"
+        tensors = [torch.cat([getattr(episodes, name) for episodes in batches]) for name in names]
+        return Episodes(*tensors, ways=batches[0].ways)
+
+    def to(self, *args: Any, **kwargs: Any) -> Episodes:
+        """The tasks on another device, or with inputs of another dtype; targets keep theirs.
+
+        Targets far from zero, such as years or prices, need the digits that they came with.
+
+        Args:
+            *args: As for ``torch.Tensor.to``, which also takes a tensor to be like.
+            **kwargs: As for ``torch.Tensor.to``.
+        """
+        support_x, query_x = self.support_x.to(*args, **kwargs), self.query_x.to(*args, **kwargs)
+        support_y, query_y = (y.to(support_x.device) for y in (self.support_y, self.query_y))
+        return Episodes(support_x, support_y, query_x, query_y, self.ways)
+
+
+class Tasks(Protocol):
+    """A source of numbered tasks, such as :class:`~gpclml.meta.ImageTasks`."""
+
+    def draw(self, indices: Sequence[int]) -> Episodes:
+        """Draws tasks by their numbers, as one batch."""
+        ...
+
+
+class NumberedTasks(ABC):
+    """Base class of sources of tasks of one size, each of which depends on its number alone."""
+
+    @checked
+    def draw(self, indices: Sequence[int]) -> Episodes:
+        """Draws tasks by their numbers, as one batch.
+
+        Args:
+            indices: Numbers of tasks, from 0.
+
+        Raises:
+            ArgumentError: There is no number, or one that is below 0 or no integer.
+        """
+        if len(indices) == 0 or min(indices) < 0:
+            got = min(indices) if len(indices) else "none"
+            raise ArgumentError("indices", got, "numbers of tasks from 0, one or more")
+        return Episodes.stack([self._task(index) for index in indices])
+
+    @abstractmethod
+    def _task(self, index: int) -> Episodes:
+        """The task of this number, as a batch of one."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same tasks with their images on another device, where tasks are put together then.
+
+        What a task is made of is drawn on the CPU in any case, so that it is the same task.
+
+        Args:
+            device: The device.
+        """
+        moved = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(moved, name, value.to(device))
+        return moved
 
 
 class ImageTasks(NumberedTasks):
@@ -92,13 +243,11 @@ class ImageTasks(NumberedTasks):
         self.queries = queries
         self.rotations = rotations
         self.seed = seed
-        on_cpu = labels.cpu()
-        self._rows = [(on_cpu == label).nonzero()[:, 0] for label in on_cpu.unique()]
-        self._places = _turned_places(images.shape[-1]).to(images.device) if rotations else None
+        _, classes, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
+        self._rows = classes.argsort(stable=True).split(counts.tolist())  # of each class
         if self.num_classes < ways:
             raise ArgumentError("ways", ways, f"at most the {self.num_classes} classes there are")
-        fewest = min(len(rows) for rows in self._rows)
-        if fewest < shots + queries:
+        if (fewest := int(counts.min())) < shots + queries:
             expected = f"at most the {fewest} images of the smallest class"
             suggestion = "Take fewer shots or queries, or leave out that class."
             raise ArgumentError("shots + queries", shots + queries, expected, suggestion)
@@ -106,37 +255,24 @@ class ImageTasks(NumberedTasks):
     @property
     def num_classes(self) -> int:
         """Number of classes that tasks are drawn from, including turned ones."""
-        return len(self._rows) * (_QUARTER_TURNS if self.rotations else 1)
+        return len(self._rows) * (4 if self.rotations else 1)
 
-    def _tasks(self, indices: Sequence[int]) -> Episodes:
-        """On the device of the images."""
-        drawn = [self._draw(index) for index in indices]
-        rows, turns = (
-            torch.stack(part).to(self.images.device) for part in zip(*drawn, strict=True)
-        )
-        images = unit_range(self.images[rows])  # (tasks, ways, shots + queries, *event)
-        if self._places is not None:
-            places = self._places[turns][:, :, None, None].expand(*images.shape[:-2], -1)
-            images = images.flatten(-2).gather(-1, places).unflatten(-1, images.shape[-2:])
-        labels = torch.arange(self.ways, device=images.device).unsqueeze(-1).expand_as(rows)
-        support, query = slice(None, self.shots), slice(self.shots, None)
-        parts = [
-            values[:, :, which].flatten(1, 2)
-            for which in (support, query)
-            for values in (images, labels)
-        ]
-        return Episodes(*parts, ways=self.ways)
-
-    def _draw(self, index: int) -> tuple[Tensor, Tensor]:
-        """Rows ``(ways, shots + queries)`` and quarter turns, drawn on the CPU for every device."""
+    def _task(self, index: int) -> Episodes:
         generator = task_generator(self.seed, index)
         chosen = torch.randperm(self.num_classes, generator=generator)[: self.ways].tolist()
-        each, rows, turns = self.shots + self.queries, [], []
-        for turn, place in (divmod(one, len(self._rows)) for one in chosen):
-            own = self._rows[place]
-            rows.append(own[torch.randperm(len(own), generator=generator)[:each]])
-            turns.append(turn)
-        return torch.stack(rows), torch.tensor(turns)
+        size, members = self.shots + self.queries, []
+        for quarter_turns, label in (divmod(number, len(self._rows)) for number in chosen):
+            rows = self._rows[label]
+            drawn = rows[torch.randperm(len(rows), generator=generator)[:size]]
+            images = self.images[drawn.to(self.images.device)]
+            members.append(torch.rot90(images, quarter_turns, (-2, -1)))
+        images = unit_range(torch.stack(members))  # (ways, shots + queries, *event)
+        labels = torch.arange(self.ways, device=images.device).unsqueeze(-1).expand(-1, size)
+        support, query = (
+            tuple(values[:, which].flatten(0, 1).unsqueeze(0) for values in (images, labels))
+            for which in (slice(None, self.shots), slice(self.shots, None))
+        )
+        return Episodes(*support, *query, ways=self.ways)
 
 
 def _read(dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
@@ -149,7 +285,9 @@ def _read(dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
     return images, labels
 
 
-class PeriodicTasks(SingleTasks):
+@checked
+@dataclass(eq=False)
+class PeriodicTasks(NumberedTasks):
     r"""Sine waves of unknown amplitude and phase, :math:`y = a \sin(x + \phi) + \epsilon`.
 
     :math:`a \sim U(0.1, 5)`, :math:`\phi \sim U(0, \pi)`, noise of standard deviation 0.1;
@@ -168,37 +306,33 @@ class PeriodicTasks(SingleTasks):
         ArgumentError: A number is out of range.
     """
 
-    @checked
-    def __init__(
-        self,
-        support: int = 5,
-        queries: int = 50,
-        *,
-        out_of_range: bool = False,
-        noise: float = 0.1,
-        seed: int = 0,
-    ) -> None:
-        check_counts(support=support, queries=queries)
-        if not 0 <= noise < math.inf:
-            raise ArgumentError("noise", noise, "a number, 0 or above")
-        self.support = support
-        self.queries = queries
-        self.range: tuple[float, float] = (-5.0, 10.0 if out_of_range else 5.0)
-        self.noise = noise
-        self.seed = seed
+    support: int = 5
+    queries: int = 50
+    _: KW_ONLY
+    out_of_range: bool = False
+    noise: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_counts(support=self.support, queries=self.queries)
+        if not 0 <= self.noise < math.inf:
+            raise ArgumentError("noise", self.noise, "a number, 0 or above")
 
     def _task(self, index: int) -> Episodes:
         generator = task_generator(self.seed, index)
         amplitude = 0.1 + 4.9 * torch.rand((), generator=generator)
         phase = math.pi * torch.rand((), generator=generator)
         support = 10 * torch.rand(self.support, generator=generator) - 5
-        x = torch.cat([support, torch.linspace(*self.range, self.queries)])
+        last = 10.0 if self.out_of_range else 5.0
+        x = torch.cat([support, torch.linspace(-5.0, last, self.queries)])
         noise = self.noise * torch.randn(len(x), generator=generator)
         y = amplitude * torch.sin(x + phase) + noise
         return _episode(x.unsqueeze(-1), y, self.support)
 
 
-class RotationTasks(SingleTasks):
+@checked(images="(N, channels, height, width)")
+@dataclass(eq=False)
+class RotationTasks(NumberedTasks):
     """The angle by which an image is turned, from a few turned views of known angle.
 
     A task is one image. Its views are turned by angles uniform on [-90°, 90°], with bilinear
@@ -217,28 +351,35 @@ class RotationTasks(SingleTasks):
         ArgumentError: A number is out of range.
     """
 
-    @checked(images="(N, channels, height, width)")
-    def __init__(
-        self, images: Tensor, support: int = 10, queries: int = 20, *, seed: int = 0
-    ) -> None:
-        if images.shape[-1] != images.shape[-2]:
+    images: Tensor
+    support: int = 10
+    queries: int = 20
+    _: KW_ONLY
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.images.shape[-1] != self.images.shape[-2]:
             expected = "(N, channels, size, size), square"
-            raise ShapeError("images", tuple(images.shape), expected)
-        check_counts(support=support, queries=queries)
-        self.images = images
-        self.support = support
-        self.queries = queries
-        self.seed = seed
+            raise ShapeError("images", tuple(self.images.shape), expected)
+        check_counts(support=self.support, queries=self.queries)
 
     def _task(self, index: int) -> Episodes:
         generator = task_generator(self.seed, index)
         image = unit_range(self.images[torch.randint(len(self.images), (), generator=generator)])
-        angle = 2 * torch.rand(self.support + self.queries, generator=generator) - 1
-        views = _turned(image, angle * math.pi / 2)
-        return _episode(views, angle.to(views.device), self.support)
+        y = 2 * torch.rand(self.support + self.queries, generator=generator) - 1
+        cos, sin = (y * math.pi / 2).cos(), (y * math.pi / 2).sin()
+        zero = torch.zeros_like(cos)
+        # Affine maps tell where the pixels of a view come from: the inverse of its rotation.
+        maps = torch.stack([cos, -sin, zero, sin, cos, zero], -1).reshape(-1, 2, 3).to(image)
+        views = image.expand(len(maps), *image.shape)
+        grid = torch.nn.functional.affine_grid(maps, list(views.shape), align_corners=False)
+        views = torch.nn.functional.grid_sample(views, grid, align_corners=False)
+        return _episode(views, y.to(views.device), self.support)
 
 
-class HeadPoseTasks(SingleTasks):
+@checked(images="(people, 7, 19, channels, height, width)")
+@dataclass(eq=False)
+class HeadPoseTasks(NumberedTasks):
     r"""The pitch of a head along a path of 19 pictures, from the pitches of a few of them.
 
     A task is one person whose head turns from yaw 0 to 180 degrees in steps of ten while its
@@ -261,29 +402,22 @@ class HeadPoseTasks(SingleTasks):
         ArgumentError: A number is out of range.
     """
 
-    @checked(images="(people, 7, 19, channels, height, width)")
-    def __init__(
-        self,
-        images: Tensor,
-        support: int = 5,
-        *,
-        yaws: int = _YAWS,
-        support_yaws: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        support_yaws = yaws if support_yaws is None else support_yaws
-        check_counts(support=support, yaws=yaws, support_yaws=support_yaws)
-        if not support_yaws <= yaws <= _YAWS:
-            got = f"{support_yaws} of {yaws}"
+    images: Tensor
+    support: int = 5
+    _: KW_ONLY
+    yaws: int = _YAWS
+    support_yaws: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        support_yaws = self.yaws if self.support_yaws is None else self.support_yaws
+        check_counts(support=self.support, yaws=self.yaws, support_yaws=support_yaws)
+        if not support_yaws <= self.yaws <= _YAWS:
+            got = f"{support_yaws} of {self.yaws}"
             raise ArgumentError("support_yaws", got, f"at most yaws, and those at most {_YAWS}")
-        if support > support_yaws or support == yaws:
-            expected = f"at most the {support_yaws} pictures to choose from, and fewer than {yaws}"
-            raise ArgumentError("support", support, expected)
-        self.images = images
-        self.support = support
-        self.yaws = yaws
-        self.support_yaws = support_yaws
-        self.seed = seed
+        if self.support > support_yaws or self.support == self.yaws:
+            expected = f"at most the {support_yaws} pictures to choose from, and fewer than "
+            raise ArgumentError("support", self.support, f"{expected}{self.yaws}")
 
     def _task(self, index: int) -> Episodes:
         generator = task_generator(self.seed, index)
@@ -291,120 +425,26 @@ class HeadPoseTasks(SingleTasks):
         amplitude, phase = (2 * torch.rand(2, generator=generator) - 1) * torch.tensor([3.0, 5.0])
         path = torch.arange(self.yaws)
         pitches = (amplitude * torch.sin(phase + path)).round().long()  # -3 .. 3
-        chosen = torch.randperm(self.support_yaws, generator=generator)[: self.support]
+        chosen = torch.randperm(self.support_yaws or self.yaws, generator=generator)[: self.support]
         order = torch.cat([chosen, path[~torch.isin(path, chosen)]])
         images = unit_range(self.images[person, pitches + _PITCHES // 2, path])
         targets = (pitches / (_PITCHES // 2)).to(images.device)
         return _episode(images[order], targets[order], self.support)
 
 
-def _turned_places(side: int) -> Tensor:
-    """Where the pixels of a square image come from, row by row, in each quarter turn."""
-    places = torch.arange(side * side).reshape(side, side)
-    return torch.stack([torch.rot90(places, turn).flatten() for turn in range(_QUARTER_TURNS)])
-
-
-def _turned(image: Tensor, angles: Tensor) -> Tensor:
-    """The image turned by each angle in radians, ``(n, channels, size, size)``."""
-    cos, sin = angles.cos(), angles.sin()
-    zero = torch.zeros_like(cos)
-    turns = torch.stack([cos, -sin, zero, sin, cos, zero], dim=-1).reshape(-1, 2, 3).to(image)
-    return transformed(image.expand(len(angles), *image.shape), turns)
-
-
-def transformed(images: Tensor, maps: Tensor) -> Tensor:
-    """Images moved: affine maps ``(n, 2, 3)`` tell where pixels come from; background 0."""
-    grid = torch.nn.functional.affine_grid(maps, list(images.shape), align_corners=False)
-    return torch.nn.functional.grid_sample(images, grid, align_corners=False)
-
-
 def _episode(x: Tensor, y: Tensor, support: int) -> Episodes:
+    """A regression task of points ``(n, *event)`` and targets ``(n,)``, support points first."""
     x, y = x.unsqueeze(0), y.unsqueeze(0)
     return Episodes(x[:, :support], y[:, :support], x[:, support:], y[:, support:])
 
 
-_STREAM = 1  # of random numbers, apart from that of the tasks themselves
+def unit_range(images: Tensor) -> Tensor:
+    """Scales integers from 0 to 255 to numbers from 0 to 1; other numbers are not changed."""
+    return images if images.is_floating_point() else images.float() / 255
 
 
-class AugmentedTasks(NumberedTasks):
-    """The tasks of another source, each image turned, cropped and mirrored at random.
-
-    It is for training: a network learns to ignore these changes. Each support and query image is
-    changed in its own way, which depends only on the number of its task and the seed. Pixels are
-    interpolated; those from outside of an image are 0.
-
-    Args:
-        tasks: Source of tasks of images, ``(tasks, n, channels, height, width)``.
-        degrees: Largest angle by which an image is turned, to either side.
-        crop: Smallest side of a crop, as a share of the image's; crops are scaled to full size.
-        mirrored: Whether half of the images are mirrored, left to right.
-        seed: Seed of the changes.
-
-    Raises:
-        ArgumentError: A number is out of range.
-        ShapeError: In drawing: the source has no images.
-
-    Examples:
-        >>> tasks = AugmentedTasks(ImageTasks(images, labels), degrees=15, crop=0.8)
-        >>> tasks.draw(range(8)).support_x.shape
-        torch.Size([8, 5, 1, 28, 28])
-    """
-
-    @checked
-    def __init__(
-        self,
-        tasks: Tasks,
-        *,
-        degrees: float = 0.0,
-        crop: float = 1.0,
-        mirrored: bool = False,
-        seed: int = 0,
-    ) -> None:
-        if not 0 <= degrees <= 180:
-            raise ArgumentError("degrees", degrees, "an angle from 0 to 180")
-        if not 0 < crop <= 1:
-            raise ArgumentError("crop", crop, "a share of the side, above 0 and at most 1")
-        self.tasks = tasks
-        self.degrees: float = float(degrees)
-        self.crop: float = float(crop)
-        self.mirrored = mirrored
-        self.seed = seed
-
-    def _tasks(self, indices: Sequence[int]) -> Episodes:
-        drawn = self.tasks.draw(indices)
-        if drawn.support_x.ndim != 5:
-            got, expected = f"points of shape {tuple(drawn.support_x.shape[2:])}", "images"
-            raise ShapeError("tasks", got, f"{expected}, (channels, height, width)")
-        x = unit_range(drawn.points()[0])
-        height, width = x.shape[-2:]
-        maps = [self._maps(index, x.shape[1], height / width) for index in indices]
-        changes = torch.stack(maps)
-        x = transformed(x.flatten(0, 1), changes.flatten(0, 1).to(x)).unflatten(0, x.shape[:2])
-        support, query = x[:, : drawn.num_support], x[:, drawn.num_support :]
-        return Episodes(support, drawn.support_y, query, drawn.query_y, ways=drawn.ways)
-
-    def to(self, device: torch.device | str) -> Self:
-        """The same tasks, put together and changed on another device.
-
-        Args:
-            device: The device.
-        """
-        if not isinstance(self.tasks, NumberedTasks):
-            expected = "numbered tasks, such as ImageTasks"
-            raise ArgumentError("tasks", type(self.tasks).__name__, expected)
-        moved = super().to(device)
-        moved.tasks = self.tasks.to(device)
-        return moved
-
-    def _maps(self, index: int, count: int, ratio: float) -> Tensor:
-        """Where the pixels of each image of a task come from: affine maps ``(count, 2, 3)``."""
-        generator = task_generator(self.seed, index, _STREAM)
-        turn, size, right, below, side = torch.rand(5, count, generator=generator)
-        angle = (2 * turn - 1) * math.radians(self.degrees)
-        size = self.crop + (1 - self.crop) * size
-        shifts = [(1 - size) * (2 * one - 1) for one in (right, below)]  # within the image
-        flip = torch.where(side < 0.5, -1.0, 1.0) if self.mirrored else torch.ones(count)
-        cos, sin = size * angle.cos(), size * angle.sin()
-        across = torch.stack([flip * cos, -ratio * sin, shifts[0]], dim=-1)
-        down = torch.stack([flip * sin / ratio, cos, shifts[1]], dim=-1)
-        return torch.stack([across, down], dim=-2)
+def task_generator(seed: int, index: int) -> torch.Generator:
+    """The generator of the task of that number."""
+    # torch's CPU generator uses 32 bits of a seed: all numbers are mixed into them.
+    mixed = numpy.random.SeedSequence([seed, index]).generate_state(1)
+    return torch.Generator().manual_seed(int(mixed[0]))

@@ -17,8 +17,8 @@ from gpclml.errors import ArgumentError, NonFiniteError
 from gpclml.fit import FitResult
 from gpclml.fit.train import Training, set_gradients
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
-from gpclml.meta.episodes import placed
-from gpclml.meta.evaluation import Tasks, evaluate_tasks
+from gpclml.meta.evaluation import evaluate_tasks
+from gpclml.meta.tasks import Tasks
 
 __all__ = ["TasksFitResult", "load_model", "parameter_groups", "train_on_tasks"]
 
@@ -131,9 +131,8 @@ def train_on_tasks(
 
     def step(number: int) -> float:
         first = number * tasks_per_step
-        episodes = placed(
-            tasks.draw(range(first, first + tasks_per_step)), next(model.parameters())
-        )
+        drawn = tasks.draw(range(first, first + tasks_per_step))
+        episodes = drawn.to(next(model.parameters()))
         mll.train()
         try:
             loss = set_gradients(optimizer, -model.objective(mll, episodes).mean(), mll)
@@ -196,5 +195,4 @@ def parameter_groups(
 
 def _first_task(tasks: Tasks) -> str:
     """A digest of the first task, by which data, sizes and seed of all tasks are compared."""
-    first = tasks.draw([0])
-    return digest([first.support_x, first.support_y, first.query_x, first.query_y, first.ways])
+    return digest(vars(tasks.draw([0])))

@@ -21,7 +21,7 @@ from gpclml.curvature.structure import in_single
 from gpclml.errors import ArgumentError, MissingError, ShapeError
 from gpclml.inference import PosteriorNormal
 from gpclml.inference.posterior import checked_points
-from gpclml.kernels import FeatureKernel, IdentityFeatures, LinearizedMean, NeuralTangentKernel
+from gpclml.kernels import FeatureKernel, LinearizedMean, NeuralTangentKernel
 from gpclml.kernels.networks import check_finite_output
 from gpclml.linalg.gaussians import DualGaussian, FullGaussian, linear_posterior
 from gpclml.models._parts import RegressionGP
@@ -95,7 +95,7 @@ class BayesianLinearModel(RegressionGP):
         super().__init__(train_x, train_y, likelihood)
         self.column_names: list[str] | None = data.columns
         variance = torch.as_tensor(prior_variance, dtype=train_x.dtype, device=train_x.device)
-        kernel = FeatureKernel(IdentityFeatures() if features is None else features, variance)
+        kernel = FeatureKernel(torch.nn.Identity() if features is None else features, variance)
         self.covar_module = kernel.to(train_x)
         self.mean_module: Any = (ZeroMean() if mean is None else mean).to(train_x)
         with torch.no_grad():

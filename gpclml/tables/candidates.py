@@ -26,7 +26,7 @@ from gpclml._utils.environment import progress_bar
 from gpclml.conditioning import LastPoints
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.fit import FitWarning, fit_mll, fit_networks
-from gpclml.kernels import FeatureKernel, IdentityFeatures
+from gpclml.kernels import FeatureKernel, PolynomialFeatures
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 from gpclml.tables.warps import Warp, choose_warp
@@ -79,7 +79,7 @@ class Candidate:
 
 
 def _linear(x: Tensor, y: Tensor, seed: int) -> GPRegression:
-    return _with_priors(GPRegression(x, y, FeatureKernel(IdentityFeatures(intercept=True)), "zero"))
+    return _with_priors(GPRegression(x, y, FeatureKernel(PolynomialFeatures(1)), "zero"))
 
 
 def _matern(x: Tensor, y: Tensor, seed: int) -> GPRegression:

@@ -19,7 +19,7 @@ from gpclml._utils.arguments import check_counts, checked, seeded
 from gpclml.conditioning import Conditioning, KFold, LastPoints, LeaveOneOut
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.fit import FitWarning, NetworksFitResult, fit_mll, fit_networks
-from gpclml.kernels import FeatureKernel, IdentityFeatures, initialize_spectral_mixture
+from gpclml.kernels import FeatureKernel, PolynomialFeatures, initialize_spectral_mixture
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 from gpclml.tables.stacked import StackedGP
@@ -189,7 +189,7 @@ class Recipe:
 
 def kernel_object(model: str) -> Kernel | None:
     """The kernel object of a model; None for models whose kernel is given by name."""
-    return FeatureKernel(IdentityFeatures(intercept=True)) if model == "linear" else None
+    return FeatureKernel(PolynomialFeatures(1)) if model == "linear" else None
 
 
 def _start_on_grid(model: GPRegression, x: Tensor, seed: int) -> None:

@@ -23,7 +23,6 @@ CPU = torch.device("cpu")
 READ_FILES = {"models.GPRegression.load", "meta.load_model"}
 NAMES = [name for name in (*STEPS, *EXAMPLES) if name not in READ_FILES]
 ON_CPU = {
-    "meta.AugmentedTasks": "holds tasks, whose images are where their user has them",
     "evaluation.score_models": "scores of models that may be on several devices are one table",
 }
 SEARCHES = ("fit lbfgs", "fit.warm_start")

@@ -74,21 +74,15 @@ def test_value_and_gradient_are_those_of_the_base_kernel_on_the_features(residua
         r = (5 * square).sqrt()
         return kernel.outputscale * (1 + r + r.square() / 3) * torch.exp(-r)
 
+    x.requires_grad_()
     weights = points(9, 5, seed=2)
     value, reference = kernel(x, x2).to_dense(), explicit(x, x2)
     torch.testing.assert_close(value, reference, rtol=1e-12, atol=1e-13)
-    parameters = list(kernel.parameters())
-    gradient = torch.autograd.grad((value * weights).sum(), parameters)
-    expected = torch.autograd.grad((reference * weights).sum(), parameters)
+    inputs = [x, *kernel.parameters()]
+    gradient = torch.autograd.grad((value * weights).sum(), inputs)
+    expected = torch.autograd.grad((reference * weights).sum(), inputs)
     for got, want in zip(gradient, expected, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-10)
-
-
-def test_gradcheck_in_the_inputs():
-    kernel = deep()
-    x = points(4, 3).requires_grad_()
-    x2 = points(3, 3, seed=1)
-    assert torch.autograd.gradcheck(lambda x: kernel(x, x2).to_dense(), (x,))
 
 
 def test_a_network_near_zero_learns_but_one_at_zero_does_not():
@@ -115,14 +109,10 @@ def test_batch_is_the_stack_of_singles(batch_shape):
         torch.testing.assert_close(full[i], single(x[i], x2[i]).to_dense())
         torch.testing.assert_close(diagonal[i], single(x[i], diag=True))
         torch.testing.assert_close(full[i], kernel(x, x2)[i].to_dense())
-
-
-def test_diagonal_is_that_of_the_matrix():
-    x = points(6, 3)
-    kernel = ScaleKernel(deep()).double()
-    torch.testing.assert_close(kernel(x).diagonal(), kernel(x).to_dense().diagonal())
-    x2 = points(6, 3, seed=1)
-    torch.testing.assert_close(kernel(x, x2, diag=True), kernel(x, x2).to_dense().diagonal())
+        torch.testing.assert_close(diagonal[i], single(x[i]).to_dense().diagonal())
+    torch.testing.assert_close(
+        kernel(x[:, :5], x2, diag=True), full[:, :5].diagonal(dim1=-2, dim2=-1)
+    )
 
 
 def test_the_network_runs_once_on_equal_points():
@@ -135,65 +125,30 @@ def test_the_network_runs_once_on_equal_points():
     assert network.calls == 3
 
 
-def test_active_dims_inside_and_outside_a_scale_kernel():
-    x = points(6, 5)
-    network = MLP([2, 4, 1], dtype=torch.float64)
-    whole = DeepKernel(network, RBFKernel(), active_dims=(1, 3)).double()
-    reference = DeepKernel(network, whole.base_kernel)(x[:, [1, 3]]).to_dense()
-    torch.testing.assert_close(whole(x).to_dense(), reference)
-    scaled = ScaleKernel(whole).double()
+def test_columns_of_the_inputs_and_of_the_base_kernel_and_several_outputs():
+    x, network = points(6, 5), MLP([2, 4, 1], dtype=torch.float64)
+    deep = DeepKernel(network, RBFKernel(), active_dims=(1, 3)).double()
+    reference = DeepKernel(network, deep.base_kernel)(x[:, [1, 3]]).to_dense()
+    scaled = ScaleKernel(deep).double()
+    torch.testing.assert_close(deep(x).to_dense(), reference)
     torch.testing.assert_close(scaled(x).to_dense(), scaled.outputscale * reference)
-
-
-def test_base_kernel_may_use_some_features_and_several_outputs():
-    x = points(6, 3)
-    network = MLP([3, 4, 2], dtype=torch.float64)
-    kernel = DeepKernel(network, RBFKernel(active_dims=(3, 4))).double()
-    torch.testing.assert_close(
-        kernel(x).to_dense(), DeepKernel(network, kernel.base_kernel)(x).to_dense()
-    )
-    plain = RBFKernel().double()
-    torch.testing.assert_close(kernel(x).to_dense(), plain(network(x)).to_dense())
+    features = DeepKernel(network, RBFKernel(active_dims=(2,))).double()
+    x = x[:, :2]
+    torch.testing.assert_close(features(x).to_dense(), RBFKernel().double()(network(x)).to_dense())
     tasks = DeepKernel(network, MultitaskKernel(RBFKernel(), num_tasks=2)).double()
     assert tasks.num_outputs_per_input(x, x) == 2
-    assert tasks(x).shape == (12, 12)
-    assert tasks(x).to_dense().shape == (12, 12)
-
-
-def test_constant_columns_and_duplicate_rows():
-    x = points(8, 3)
-    x[:, 1] = 7.0
-    x[1] = x[0]
-    covariance = deep()(x).to_dense()
-    assert covariance.isfinite().all()
-    torch.testing.assert_close(covariance[0], covariance[1])
+    assert tasks(x).shape == tasks(x).to_dense().shape == (12, 12)
 
 
 def test_float32_agrees_with_float64():
     x = points(10, 3)
+    x[:, 1] = 7.0  # a constant column, and equal rows
+    x[1] = x[0]
     kernel = deep()
     double = kernel(x).to_dense()
     single = copy.deepcopy(kernel).float()(x.float()).to_dense()
     assert single.dtype == torch.float32
     torch.testing.assert_close(single.double(), double, rtol=1e-5, atol=1e-6)
-
-
-def test_errors():
-    x = points(6, 3)
-    kernel = deep()
-    with (
-        pytest.warns(DeprecationWarning, match="last_dim_is_batch"),
-        pytest.raises(UnsupportedError, match="last_dim"),
-    ):
-        kernel(x, last_dim_is_batch=True).to_dense()
-    with pytest.raises(UnsupportedError, match="RBFKernelGrad"):
-        DeepKernel(MLP([3, 3]), RBFKernelGrad())
-    with torch.no_grad():
-        kernel.feature_extractor[-1].bias[0] = torch.inf
-    with pytest.raises(NonFiniteError, match=r"6 non-finite of 12 .*\(6, 2\), dtype torch.float64"):
-        kernel(x).to_dense()
-    with pytest.raises(ShapeError, match="network output"):
-        DeepKernel(torch.nn.Flatten(0), RBFKernel())(x).to_dense()
 
 
 def test_prediction_of_an_exact_gp():
@@ -230,21 +185,42 @@ def test_the_mean_is_the_network():
     assert torch.equal(mean, network(x)[..., 0])
     mean.sum().backward()
     assert network[0].weight.grad.abs().max() > 0
-
-
-def test_one_column_of_inputs():
     assert NetworkMean(MLP([1, 1]))(torch.randn(5)).shape == (5,)
 
 
-@pytest.mark.parametrize("network", [MLP([3, 2]), torch.nn.Flatten(0), torch.nn.Flatten(1)])
-def test_wrong_shapes(network):
-    with pytest.raises(ShapeError, match="network output"):
-        NetworkMean(network)(torch.randn(7, 3))
+def infinite():
+    kernel = deep()
+    with torch.no_grad():
+        kernel.feature_extractor[-1].bias[0] = torch.inf
+    return kernel
 
 
-def test_non_finite_output():
-    with pytest.raises(NonFiniteError, match="1 non-finite of 2"):
-        NetworkMean(torch.nn.Identity())(torch.tensor([[1.0], [torch.nan]]))
+X = points(6, 3)
+BAD = [
+    (lambda: deep().forward(X, X, last_dim_is_batch=True), UnsupportedError, "last_dim"),
+    (lambda: DeepKernel(MLP([3, 3]), RBFKernelGrad()), UnsupportedError, "RBFKernelGrad"),
+    (
+        lambda: infinite()(X).to_dense(),
+        NonFiniteError,
+        r"6 non-finite of 12 .*\(6, 2\), dtype torch.float64",
+    ),
+    (
+        lambda: DeepKernel(torch.nn.Flatten(0), RBFKernel())(X).to_dense(),
+        ShapeError,
+        "network output",
+    ),
+    (lambda: NetworkMean(MLP([3, 2]).double())(X), ShapeError, "network output"),
+    (lambda: NetworkMean(torch.nn.Flatten(0))(X), ShapeError, "network output"),
+    (lambda: NetworkMean(MLP([2, 1]).double())(X), ShapeError, "x: got torch.float64 of shape"),
+    (lambda: SkipFeatures([3]), ArgumentError, "sizes"),
+    (lambda: SkipFeatures([3, 2], start=0.0), ArgumentError, "start"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "match"), BAD)
+def test_errors(call, error, match):
+    with pytest.raises(error, match=match):
+        call()
 
 
 def test_features_are_the_linear_map_beside_the_network():
@@ -275,32 +251,12 @@ def test_it_starts_small_and_is_reset_to_its_start():
     assert not torch.equal(features(x)[:, 3:], start[:, 3:])
 
 
-def test_sizes_are_checked():
-    with pytest.raises(ArgumentError, match="sizes"):
-        SkipFeatures([3])
-
-
-def test_it_is_the_cosine():
-    x, z = points(2, 4, 3), points(2, 5, 3, seed=1)
+def test_the_cosine_of_two_points():
+    kernel, x, z = CosineSimilarityKernel(), points(2, 4, 3), points(2, 5, 3, seed=1)
     expected = torch.nn.functional.cosine_similarity(x.unsqueeze(-2), z.unsqueeze(-3), dim=-1)
-    torch.testing.assert_close(CosineSimilarityKernel()(x, z).to_dense(), expected)
-
-
-def test_its_diagonal_scale_and_gradient():
-    kernel, x = CosineSimilarityKernel(), points(4, 3).requires_grad_()
-    torch.testing.assert_close(kernel(x, diag=True), torch.ones(4, dtype=torch.float64))
+    torch.testing.assert_close(kernel(x, z).to_dense(), expected)
+    torch.testing.assert_close(kernel(x, diag=True), torch.ones(2, 4, dtype=torch.float64))
     torch.testing.assert_close(kernel(7 * x).to_dense(), kernel(x).to_dense())
-    assert torch.autograd.gradcheck(lambda x: kernel(x).to_dense(), (x,))
-
-
-def test_zero_vectors_are_unrelated_to_all():
-    x = torch.cat([points(2, 3), torch.zeros(1, 3, dtype=torch.float64)])
-    K = CosineSimilarityKernel()(x).to_dense()
-    assert torch.equal(K[2], torch.zeros(3, dtype=torch.float64))
-
-
-def test_columns_as_batch_members():
-    with pytest.warns(DeprecationWarning, match="last_dim_is_batch"):  # GPyTorch's own
-        K = CosineSimilarityKernel()(points(4, 3), last_dim_is_batch=True).to_dense()
-    assert K.shape == (3, 4, 4)
-    assert torch.equal(K.abs(), torch.ones(3, 4, 4, dtype=torch.float64))
+    assert torch.autograd.gradcheck(lambda x: kernel(x).to_dense(), (x[0].requires_grad_(),))
+    z[0, 0] = 0.0  # unrelated to all
+    assert torch.equal(kernel(z).to_dense()[0, 0], torch.zeros(5, dtype=torch.float64))

@@ -1,7 +1,8 @@
-"""Feature maps against plain numpy, scikit-learn and the kernels that they approximate."""
+"""Feature maps against numpy and scikit-learn, and the kernels that are their inner products."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 
@@ -9,24 +10,42 @@ import gpytorch
 import numpy as np
 import pytest
 import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import LinearKernel, RBFKernel, RFFKernel, ScaleKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from linear_operator.operators import LowRankRootLinearOperator
 from sklearn import preprocessing
 
-from gpclml.errors import ArgumentError, ShapeError
+from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomOrderings
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml.evaluation import (
+    conditional_log_marginal_likelihood,
+    joint_log_predictive,
+    learning_curve,
+    leave_one_out,
+    log_marginal_likelihood,
+    marginal_log_predictive,
+)
+from gpclml.inference.observations import observations
 from gpclml.kernels import (
+    FeatureKernel,
     FourierFeatures,
-    IdentityFeatures,
     PolynomialFeatures,
-    PrefixFeatures,
     RandomFourierFeatures,
 )
+from gpclml.linalg import DenseCovariance, LowRankPlusDiagonal
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+
+N = 14
 
 
-def points(n: int = 7, d: int = 3, seed: int = 0) -> torch.Tensor:
-    return torch.tensor(np.random.RandomState(seed).randn(n, d))
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def test_fourier_features_are_all_sines_then_all_cosines():
-    x = points(7, 1)
+    x = numbers(7, 1)
     angles = x.numpy() * np.arange(1, 5)
     expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
     np.testing.assert_allclose(FourierFeatures(4)(x), expected, rtol=1e-12)
@@ -35,30 +54,54 @@ def test_fourier_features_are_all_sines_then_all_cosines():
     assert FourierFeatures(2)(x.float()).dtype == torch.float32
 
 
+@pytest.mark.parametrize("degree", [0, 1, 2, 4])
+@pytest.mark.parametrize("d", [1, 3])
+def test_polynomials_are_those_of_scikit_learn(degree, d):
+    x = numbers(5, d)
+    expected = preprocessing.PolynomialFeatures(degree).fit_transform(x.numpy())
+    np.testing.assert_allclose(PolynomialFeatures(degree)(x), expected, rtol=1e-12)
+    batch = torch.stack([x, x + 1])
+    torch.testing.assert_close(PolynomialFeatures(degree)(batch)[0], PolynomialFeatures(degree)(x))
+
+
+def test_gradient_of_polynomials_at_zero():
+    x = torch.tensor([[0.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(PolynomialFeatures(3), (x,))
+
+
 @pytest.mark.parametrize("ard", [False, True])
 def test_random_fourier_features_are_cosines(ard):
-    features = RandomFourierFeatures(
-        3, 10, lengthscale=0.7, amplitude=1.3, ard=ard, seed=4
-    ).double()
+    features = RandomFourierFeatures(3, 10, lengthscale=0.7, amplitude=1.3, ard=ard, seed=4)
+    features = features.double()
     if ard:
         features.lengthscale = torch.tensor([0.5, 1.0, 2.0])
-    x = points()
+    x = numbers(7, 3)
     weight, bias = features.weight.numpy(), features.bias.numpy()
     scaled = x.numpy() / (np.array([0.5, 1.0, 2.0]) if ard else 0.7)
     expected = 1.3 * np.sqrt(2 / 10) * np.cos(scaled @ weight.T + bias)
     np.testing.assert_allclose(features(x).detach(), expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(features(torch.stack([x, 3 * x]))[1], features(3 * x))
-    assert features.raw_lengthscale.shape == ((3,) if ard else (1,))
     assert bias.min() >= 0
     assert bias.max() <= 2 * np.pi
+    assert {name for name, _ in features.named_parameters()} == {"raw_lengthscale", "raw_amplitude"}
+
+    def function(x, lengthscale, amplitude):
+        given = {"raw_lengthscale": lengthscale, "raw_amplitude": amplitude}
+        return torch.func.functional_call(features, given, (x,))
+
+    inputs = x, features.raw_lengthscale, features.raw_amplitude
+    inputs = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    assert torch.autograd.gradcheck(function, inputs)
+    with pytest.raises(UnsupportedError, match="first derivative only"):
+        torch.autograd.grad(features(inputs[0]).sum(), inputs[0], create_graph=True)
 
 
 def test_they_approximate_an_rbf_kernel():
     R = 100_000
-    x = points(5)
+    x = numbers(5, 3)
     features = RandomFourierFeatures(3, R, amplitude=0.8, ard=True, seed=1).double()
     features.lengthscale = torch.tensor([0.7, 1.5, 3.0])
-    kernel = gpytorch.kernels.RBFKernel(ard_num_dims=3).double()
+    kernel = RBFKernel(ard_num_dims=3).double()
     kernel.lengthscale = torch.tensor([0.7, 1.5, 3.0])
     with torch.no_grad():
         phi = features(x)
@@ -71,111 +114,269 @@ def test_they_approximate_an_rbf_kernel():
 
 
 def test_seeds_and_given_frequencies():
-    one, same, other = (RandomFourierFeatures(2, 6, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(one.weight, same.weight)
-    assert torch.equal(one.bias, same.bias)
-    assert not torch.equal(one.weight, other.weight)
-    assert not torch.equal(one.bias, other.bias)
     before = torch.random.get_rng_state()
-    RandomFourierFeatures(2, 6)
+    first, same, other = (RandomFourierFeatures(2, 6, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(before, torch.random.get_rng_state())
-    weight, bias = points(6, 2), points(6, 1).squeeze(-1)
+    for name in ("weight", "bias"):
+        assert torch.equal(getattr(first, name), getattr(same, name))
+        assert not torch.equal(getattr(first, name), getattr(other, name))
+    weight, bias = numbers(6, 2), numbers(6)
     given = RandomFourierFeatures(2, 6, weight=weight, bias=bias, lengthscale=2.0, amplitude=0.5)
-    x = points(4, 2)
+    x = numbers(4, 2)
     expected = 0.5 * np.sqrt(2 / 6) * np.cos(x.numpy() / 2 @ weight.numpy().T + bias.numpy())
     np.testing.assert_allclose(given(x).detach(), expected, rtol=1e-12)
     assert given.raw_lengthscale.dtype == torch.float64
 
 
-def test_lengthscale_and_amplitude_train_and_frequencies_do_not():
-    features = RandomFourierFeatures(2, 20, ard=True).double()
-    names = {name for name, _ in features.named_parameters()}
-    assert names == {"raw_lengthscale", "raw_amplitude"}
-    x = points(6, 2)
-    torch.autograd.gradcheck(
-        lambda raw: torch.func.functional_call(features, {"raw_lengthscale": raw}, (x,)),
-        (features.raw_lengthscale.detach().clone().requires_grad_(),),
-    )
-    target = RandomFourierFeatures(2, 20, ard=True, amplitude=2.0, lengthscale=1.5).double()(x)
-    optimizer = torch.optim.Adam(features.parameters(), lr=0.05)
-    for _ in range(400):
-        optimizer.zero_grad()
-        (features(x) - target.detach()).square().sum().backward()
-        optimizer.step()
-    torch.testing.assert_close(
-        features.lengthscale, torch.full((2,), 1.5).double(), rtol=1e-3, atol=0
-    )
-    torch.testing.assert_close(
-        features.amplitude, torch.full((1,), 2.0).double(), rtol=1e-3, atol=0
-    )
-
-
-def test_state_dict_and_copies_keep_values():
+def test_states_and_copies_keep_values():
     features = RandomFourierFeatures(2, 6, seed=3, lengthscale=0.3, amplitude=4.0, ard=True)
-    fresh = RandomFourierFeatures(2, 6, seed=8, ard=True)
-    fresh.load_state_dict(features.state_dict())
-    x = points(4, 2).float()
-    for one in (fresh, copy.deepcopy(features), pickle.loads(pickle.dumps(features))):
-        assert torch.equal(one(x), features(x))
+    kernel = FeatureKernel(features, torch.linspace(0.3, 2.0, 6))
+    fresh = FeatureKernel(RandomFourierFeatures(2, 6, seed=8, ard=True), torch.ones(6))
+    fresh.load_state_dict(kernel.state_dict())
+    x = numbers(4, 2).float()
+    for other in (fresh, copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
+        assert torch.equal(other(x).to_dense(), kernel(x).to_dense())
     torch.testing.assert_close(features.lengthscale, torch.full((2,), 0.3))
     torch.testing.assert_close(features.amplitude, torch.tensor([4.0]))
+    torch.testing.assert_close(kernel.prior_variance, torch.linspace(0.3, 2.0, 6))
+    kernel.prior_variance = 0.5
+    torch.testing.assert_close(kernel.prior_variance, torch.full((6,), 0.5))
 
 
-@pytest.mark.parametrize("degree", [0, 1, 2, 4])
-@pytest.mark.parametrize("d", [1, 3])
-def test_polynomials_are_those_of_scikit_learn(degree, d):
-    x = points(5, d)
-    expected = preprocessing.PolynomialFeatures(degree).fit_transform(x.numpy())
-    np.testing.assert_allclose(PolynomialFeatures(degree)(x), expected, rtol=1e-12)
-    batch = torch.stack([x, x + 1])
-    torch.testing.assert_close(PolynomialFeatures(degree)(batch)[0], PolynomialFeatures(degree)(x))
+def test_covariances_are_inner_products_of_features():
+    x, z, variance = numbers(6, 2), numbers(4, 2, seed=1), torch.tensor([0.3, 1.0, 2.0]).double()
+    features = PolynomialFeatures(1)
+    kernel = FeatureKernel(features, variance)
+    expected = features(x) @ torch.diag(variance) @ features(z).mT
+    torch.testing.assert_close(kernel(x, z).to_dense(), expected)
+    torch.testing.assert_close(kernel(x, diag=True), kernel(x).to_dense().diagonal())
+    torch.testing.assert_close(kernel(x[:4], z, diag=True), kernel(x[:4], z).to_dense().diagonal())
+    batch = torch.stack([x, 2 * x])
+    torch.testing.assert_close(kernel(batch).to_dense()[1], kernel(2 * x).to_dense())
+    assert isinstance(kernel(x).evaluate_kernel(), LowRankRootLinearOperator)
+    assert not isinstance(kernel(x[:3]).evaluate_kernel(), LowRankRootLinearOperator)
+    torch.testing.assert_close(kernel(x[:3]).to_dense(), kernel(x).to_dense()[:3, :3])
+    torch.testing.assert_close(kernel(x)[1:4, 2:5].to_dense(), kernel(x).to_dense()[1:4, 2:5])
+    function = FeatureKernel(lambda points: features(points), variance)
+    torch.testing.assert_close(function(x).to_dense(), kernel(x).to_dense())
 
 
-def test_gradient_of_polynomials_at_zero():
-    x = torch.tensor([[0.0, 2.0]], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(PolynomialFeatures(3), (x,))
+def test_gradients_of_prior_variances_and_features():
+    x, network = numbers(6, 2), torch.nn.Linear(2, 3).double()
+    kernel = FeatureKernel(network, torch.tensor([0.3, 1.0, 2.0]).double())
+
+    def function(raw, weight):
+        given = {"raw_prior_variance": raw, "features.weight": weight}
+        return torch.func.functional_call(kernel, given, (x, x)).to_dense()
+
+    parameters = kernel.raw_prior_variance, network.weight
+    inputs = [parameter.detach().clone().requires_grad_() for parameter in parameters]
+    with gpytorch.settings.lazily_evaluate_kernels(False):
+        assert torch.autograd.gradcheck(function, inputs)
 
 
-def test_identity_and_prefixes():
-    x = points()
-    assert torch.equal(IdentityFeatures()(x), x)
-    with_ones = IdentityFeatures(intercept=True)(torch.stack([x, x]))
-    assert torch.equal(with_ones[1], torch.cat([torch.ones(7, 1).double(), x], dim=-1))
-    for count in (1, 2, 3):
-        assert torch.equal(PrefixFeatures(count)(x), x[:, :count])
-    # Nested: a smaller model's features are the first of a larger one's.
-    larger = PrefixFeatures(3)(x)
-    assert torch.equal(PrefixFeatures(2)(larger), PrefixFeatures(2)(x))
-
-
-def test_bad_arguments():
-    x = points()
-    for make, match in (
-        (lambda: FourierFeatures(0), "num_frequencies: got 0"),
-        (lambda: RandomFourierFeatures(0, 3), "num_inputs: got 0"),
-        (lambda: RandomFourierFeatures(3, 0), "num_features: got 0"),
-        (lambda: RandomFourierFeatures(1, 2, weight=torch.ones(2, 1)), "bias: got None"),
-        (lambda: RandomFourierFeatures(1, 2, bias=torch.ones(2)), "bias: got tensor"),
-        (lambda: RandomFourierFeatures(1, 2, lengthscale=0.0), "lengthscale: got 0.0"),
-        (lambda: RandomFourierFeatures(1, 2, amplitude=-1.0), "amplitude: got -1.0"),
-        (lambda: RandomFourierFeatures(1, 2, lengthscale=float("nan")), "lengthscale: got nan"),
-        (lambda: PolynomialFeatures(-1), "degree: got -1"),
-        (lambda: PrefixFeatures(0), "num_features: got 0"),
-    ):
-        with pytest.raises(ArgumentError, match=match):
-            make()
-    for make, match in (
-        (lambda: FourierFeatures(2)(x), r"x: got \(7, 3\)"),
-        (lambda: RandomFourierFeatures(2, 4).double()(x), r"x: got \(7, 3\)"),
-        (lambda: PrefixFeatures(4)(x), r"x: got \(7, 3\)"),
+X = numbers(7, 3)
+BAD = [
+    (lambda: FourierFeatures(0), ArgumentError, "num_frequencies: got 0"),
+    (lambda: PolynomialFeatures(-1), ArgumentError, "degree: got -1"),
+    (lambda: RandomFourierFeatures(0, 3), ArgumentError, "num_inputs: got 0"),
+    (lambda: RandomFourierFeatures(3, 0), ArgumentError, "num_features: got 0"),
+    (lambda: RandomFourierFeatures(1, 2, weight=torch.ones(2, 1)), ArgumentError, "bias: got None"),
+    (lambda: RandomFourierFeatures(1, 2, lengthscale=0.0), ArgumentError, "lengthscale: got 0.0"),
+    (lambda: RandomFourierFeatures(1, 2, amplitude=-1.0), ArgumentError, "amplitude: got -1.0"),
+    (lambda: FourierFeatures(2)(X), ShapeError, r"x: got \(7, 3\)"),
+    (lambda: RandomFourierFeatures(2, 4).double()(X), ShapeError, r"x: got \(7, 3\)"),
+    (
+        lambda: RandomFourierFeatures(1, 2, weight=torch.ones(1, 2), bias=torch.ones(2)),
+        ShapeError,
+        r"bias: got \(2,\), expected \(R,\) with R = 1 as weight",
+    ),
+    (
+        lambda: RandomFourierFeatures(1, 2, weight=torch.ones(2, 2), bias=torch.ones(2)),
+        ShapeError,
+        r"expected \(2, 1\) and \(2,\)",
+    ),
+    (
+        lambda: FeatureKernel(FourierFeatures(1), torch.tensor([1.0, 0.0])),
+        ArgumentError,
+        "prior_variance: got as low as 0",
+    ),
+    (
+        lambda: setattr(FeatureKernel(torch.nn.Identity()), "prior_variance", torch.ones(2)),
+        ShapeError,
+        r"prior_variance: got \(2,\)",
+    ),
+    (
+        lambda: FeatureKernel(PolynomialFeatures(1), torch.ones(3)).features_of(X),
+        ShapeError,
+        "prior_variance: got 3 numbers, expected one",
+    ),
+    *(
         (
-            lambda: RandomFourierFeatures(1, 2, weight=torch.ones(1, 2), bias=torch.ones(2)),
-            r"bias: got \(2,\), expected \(R,\) with R = 1 as weight",
-        ),
-        (
-            lambda: setattr(RandomFourierFeatures(2, 4), "lengthscale", torch.ones(2)),
-            "lengthscale: got",
-        ),
-    ):
-        with pytest.raises(ShapeError, match=match):
-            make()
+            lambda features=features: FeatureKernel(features).features_of(X),
+            ShapeError,
+            r"features: got .* of \(7, 3\)",
+        )
+        for features in (lambda x: x.sum(-1), lambda x: x[:3], lambda x: x[:, :0])
+    ),
+    (
+        lambda: FeatureKernel(torch.nn.Identity()).forward(X, X, last_dim_is_batch=True),
+        UnsupportedError,
+        "last_dim_is_batch",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "match"), BAD)
+def test_bad_arguments(call, error, match):
+    with pytest.raises(error, match=match):
+        call()
+
+
+# --- models whose covariance has low rank, beside the same with a dense one
+
+
+class DenseKernel(gpytorch.kernels.Kernel):
+    """The same covariances without their structure."""
+
+    def __init__(self, kernel):
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, x1, x2, diag=False, **params):
+        covariance = self.kernel(x1, x2).to_dense()
+        return covariance.diagonal(dim1=-2, dim2=-1) if diag else covariance
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood, kernel):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = kernel
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def scaled_linear():
+    kernel = LinearKernel(ard_num_dims=3)
+    kernel.variance = torch.tensor([[0.5, 1.0, 2.0]])
+    kernel = ScaleKernel(kernel)
+    kernel.outputscale = 1.7
+    return kernel
+
+
+KERNELS = {
+    "linear": LinearKernel,
+    "scaled linear": scaled_linear,
+    "rff": lambda: RFFKernel(num_samples=3, num_dims=3),  # six features
+    "features": lambda: FeatureKernel(PolynomialFeatures(1), torch.tensor([0.3, 1.0, 2.0, 0.7])),
+}
+
+
+def both_models(kernel: str, noise: str, targets=None):
+    """A model of low rank and the same with a dense covariance, with equal parameters."""
+    x, y = numbers(N, 3), numbers(N, seed=1) if targets is None else targets
+    for dense in (False, True):
+        torch.manual_seed(0)
+        covariance = KERNELS[kernel]()
+        likelihood = GaussianLikelihood()
+        if noise != "learned":
+            likelihood = FixedNoiseGaussianLikelihood(
+                0.1 + numbers(N, seed=7).square(), learn_additional_noise="learned" in noise
+            )
+        model = Model(x, y, likelihood, DenseKernel(covariance) if dense else covariance)
+        model.double().mean_module.constant.data.fill_(0.4)
+        yield model
+
+
+CONDITIONINGS = [
+    LastPoints(0), LastPoints(9), KFold(5, seed=0), LeaveOneOut(), RandomOrderings(4, 6, seed=0),
+    HeldOut([0, 1, 2, 3, 4, 5, 6, 7], [9], [8, 11]), None,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kernel", "noise", "missing"),
+    [
+        ("linear", "fixed", False), ("scaled linear", "learned", True), ("rff", "learned", False),
+        ("features", "fixed and learned", True), ("features", "learned", False),
+    ],
+)  # fmt: skip
+def test_objectives_are_those_of_the_dense_covariance(kernel, noise, missing):
+    y = numbers(N, seed=1)
+    if missing:
+        y[[2, 8]] = torch.nan
+    policy = gpytorch.settings.observation_nan_policy("mask")
+    with policy if missing else contextlib.nullcontext():
+        models = list(both_models(kernel, noise, y))
+        forms = []
+        for model in models:
+            data = observations(model.likelihood, model(*model.train_inputs), y, model.train_inputs)
+            forms.append(type(data.covariance))
+        assert forms == [LowRankPlusDiagonal, DenseCovariance]
+        for conditioning in CONDITIONINGS:
+            results = []
+            for model in models:
+                model.zero_grad()
+                mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
+                value = mll(model(*model.train_inputs), y, model.train_inputs)
+                loss = mll.compute_custom_loss()
+                (value - 0.5 * loss).backward()
+                results.append(
+                    [value.detach(), loss.detach(), *(p.grad for p in model.parameters())]
+                )
+            for tensor, dense in zip(*results, strict=True):
+                torch.testing.assert_close(tensor, dense, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(("kernel", "noise"), [("scaled linear", "learned"), ("rff", "fixed")])
+def test_scores_are_those_of_the_dense_covariance(kernel, noise):
+    new = numbers(5, 3, seed=3), numbers(5, seed=4)
+    new_noise = None if noise == "learned" else torch.full((5,), 0.2).double()
+    results = [
+        [
+            log_marginal_likelihood(model),
+            learning_curve(model, orderings=3),
+            leave_one_out(model),
+            conditional_log_marginal_likelihood(model, RandomOrderings(5, 8)),
+            joint_log_predictive(model, *new, noise=new_noise),
+            marginal_log_predictive(model, *new, noise=new_noise),
+        ]
+        for model in both_models(kernel, noise)
+    ]
+    for score, dense in zip(*results, strict=True):
+        torch.testing.assert_close(score, dense, rtol=1e-8, atol=1e-8)
+    lml, curves = results[0][:2]
+    torch.testing.assert_close(curves.sum(-1), lml.expand(3))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        FeatureKernel(PolynomialFeatures(4)), RFFKernel(num_samples=20, num_dims=3), RBFKernel(),
+        LinearKernel() + RBFKernel(),
+    ],
+)  # fmt: skip
+def test_more_features_than_points_are_dense(kernel):
+    x, y = numbers(N, 3), numbers(N, seed=1)
+    model = Model(x, y, GaussianLikelihood(), kernel).double()
+    assert isinstance(observations(model.likelihood, model(x), y).covariance, DenseCovariance)
+
+
+@pytest.mark.parametrize("batch_shape", [(), (3,)])
+def test_a_batch_of_linear_kernels(batch_shape):
+    x, y = numbers(3, N, 2), numbers(3, N, seed=1)
+    batch = torch.Size(batch_shape)
+    likelihood = GaussianLikelihood(batch_shape=batch)
+    likelihood.noise = torch.tensor([[0.1], [0.2], [0.3]]) if batch else 0.1
+    kernel = LinearKernel(batch_shape=batch)
+    kernel.variance = torch.tensor([0.5, 1.0, 2.0]).reshape(3, 1, 1) if batch else 0.5
+    kernel = ScaleKernel(kernel, batch_shape=batch).double()
+    prior = MultivariateNormal(torch.zeros(3, N).double(), kernel(x))
+    data = observations(likelihood.double(), prior, y)
+    assert isinstance(data.covariance, LowRankPlusDiagonal)
+    expected = likelihood(prior).covariance_matrix
+    torch.testing.assert_close(data.covariance.to_dense(), expected)
+    for member in (1, slice(1, 3)):
+        torch.testing.assert_close(data.member(member).covariance.to_dense(), expected[member])

@@ -1,23 +1,16 @@
-import copy
+"""Networks: their seeded start, stacks of them, and checks of what they give."""
+
 import pickle
 
 import pytest
 import torch
 
-from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
-from gpclml.kernels.networks import MLP, StackedNetwork, apply_network, reset_network
+from gpclml.errors import ArgumentError
+from gpclml.kernels.networks import MLP, StackedNetwork, reset_network
 
 
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def test_construction_and_reset_leave_the_global_rng_alone():
-    before = torch.get_rng_state()
-    network = MLP([3, 5, 2])
-    network.reset_parameters(generator(1))
-    reset_network(torch.nn.Sequential(torch.nn.Identity(), network), generator(2))
-    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_reset_leaves_the_generators_of_gpus_alone(monkeypatch):
@@ -28,9 +21,9 @@ def test_a_reset_leaves_the_generators_of_gpus_alone(monkeypatch):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("place", ["cpu", "cuda"])
-def test_a_reset_leaves_the_state_of_gpus_alone(place):
-    network = torch.nn.Linear(3, 2).to(place)
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_a_reset_leaves_the_state_of_gpus_alone(name):
+    network = torch.nn.Linear(3, 2).to(name)
     before = torch.cuda.get_rng_state()
     reset_network(network, generator(1))
     first = network.weight.clone()
@@ -39,20 +32,26 @@ def test_a_reset_leaves_the_state_of_gpus_alone(place):
     assert torch.equal(before, torch.cuda.get_rng_state())
 
 
-def test_the_generator_decides_the_start():
-    x = torch.randn(4, 3)
-    first, same, other = (MLP([3, 5, 2], generator=generator(s))(x) for s in (1, 1, 2))
-    assert torch.equal(first, same)
-    assert not torch.allclose(first, other)
+def plain():
+    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
 
 
-def test_reset_draws_anew_from_the_generator():
-    network = MLP([3, 5, 2], generator=generator(1))
-    state = copy.deepcopy(network.state_dict())
-    network.reset_parameters(generator(2))
-    assert not torch.equal(state["0.weight"], network.state_dict()["0.weight"])
-    network.reset_parameters(generator(1))
-    assert all(torch.equal(v, network.state_dict()[k]) for k, v in state.items())
+@pytest.mark.parametrize("make", [lambda: MLP([3, 5, 2]), plain])
+def test_a_start_follows_the_generator_and_leaves_the_global_one_alone(make):
+    network = make()
+    before = torch.get_rng_state()
+    starts = []
+    for seed in (1, 2, 1):
+        reset_network(network, generator(seed))
+        starts.append([parameter.clone() for parameter in network.parameters()])
+    assert torch.equal(before, torch.get_rng_state())
+    for first, other, again in zip(*starts, strict=True):
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+    first, other = MLP([3, 5, 2], generator=generator(1)), MLP([3, 5, 2])
+    other.reset_parameters(generator(1))
+    assert torch.equal(first[0].weight, other[0].weight)
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_float32_and_float64_share_a_start():
@@ -69,28 +68,13 @@ def test_the_start_has_the_spread_of_torch_linear():
     assert layer.bias.abs().max() > 0
 
 
-def test_zero_output_is_zero_and_survives_a_reset():
-    network = MLP([3, 5, 2], zero_output=True)
-    network.reset_parameters(generator(3))
-    assert torch.equal(network(torch.randn(4, 3)), torch.zeros(4, 2))
-    assert network[0].weight.abs().max() > 0
-
-
-def test_output_scale_scales_the_output():
+def test_scales_of_the_output_survive_a_reset():
     x = torch.randn(4, 3)
-    assert torch.allclose(MLP([3, 5, 2], output_scale=0.01)(x), 0.01 * MLP([3, 5, 2])(x))
-
-
-def test_reset_of_a_torch_network_follows_the_generator():
-    network = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1))
-    before = torch.get_rng_state()
-    reset_network(network, generator(1))
-    first = network[0].weight.clone()
-    reset_network(network, generator(2))
-    assert not torch.equal(first, network[0].weight)
-    reset_network(network, generator(1))
-    assert torch.equal(first, network[0].weight)
-    assert torch.equal(before, torch.get_rng_state())
+    zero, small = MLP([3, 5, 2], zero_output=True), MLP([3, 5, 2], output_scale=0.01)
+    zero.reset_parameters(generator(3))
+    assert torch.equal(zero(x), torch.zeros(4, 2))
+    assert zero[0].weight.abs().max() > 0
+    assert torch.allclose(small(x), 0.01 * MLP([3, 5, 2])(x))
 
 
 @pytest.mark.parametrize("sizes", [[], [3], [3, 0], [3, 2.5, 1]])
@@ -106,17 +90,6 @@ def test_pickle_and_activation():
     assert isinstance(network[1], torch.nn.Tanh)
 
 
-def test_apply_network_checks_rows_and_values():
-    x = torch.randn(4, 3)
-    with pytest.raises(ShapeError, match="network output"):
-        apply_network(torch.nn.Flatten(0), x)
-    network = MLP([3, 2])
-    with torch.no_grad():
-        network[0].bias[0] = torch.nan
-    with pytest.raises(NonFiniteError, match=r"4 non-finite of 8 .*\(4, 2\).*float32"):
-        apply_network(network, x)
-
-
 def test_stacked_networks_are_each_network_on_its_own_points():
     networks = [
         MLP([3, 6, 2], torch.nn.Tanh, generator=torch.Generator().manual_seed(seed)).double()
@@ -124,10 +97,24 @@ def test_stacked_networks_are_each_network_on_its_own_points():
     ]
     stack = StackedNetwork(networks)
     x = torch.randn(4, 5, 3, dtype=torch.float64)
-    alone = torch.stack([network(own) for network, own in zip(networks, x, strict=True)])
+    alone = torch.stack([network(points) for network, points in zip(networks, x, strict=True)])
     torch.testing.assert_close(stack(x), alone)
     stack(x).square().sum().backward()
     alone.square().sum().backward()
     for name, stacked in stack.named_stacks():
-        own = torch.stack([network.get_parameter(name).grad for network in networks])
-        torch.testing.assert_close(stacked.grad, own)
+        single = torch.stack([network.get_parameter(name).grad for network in networks])
+        torch.testing.assert_close(stacked.grad, single)
+    with pytest.raises(ArgumentError, match="networks: got Linear, expected MLP, as the first"):
+        StackedNetwork([networks[0], torch.nn.Linear(3, 2)])
+    with pytest.raises(ArgumentError, match="networks: got none"):
+        StackedNetwork([])
+
+
+def test_a_stack_has_the_buffers_of_each_network():
+    networks = [torch.nn.BatchNorm1d(2).double() for _ in range(3)]
+    for seed, network in enumerate(networks):
+        network.running_mean.fill_(float(seed))
+        network.eval()
+    x = torch.randn(3, 5, 2, dtype=torch.float64)
+    alone = torch.stack([network(points) for network, points in zip(networks, x, strict=True)])
+    torch.testing.assert_close(StackedNetwork(networks)(x), alone)

@@ -1,42 +1,28 @@
+"""Backbones: their start, and the first block in one pass against its layers one by one."""
+
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
 
 from gpclml.errors import ArgumentError, ShapeError
-from gpclml.meta import Conv3, Conv4, ConvBlocks, ResNet10
+from gpclml.meta import Conv3, Conv4, ConvBlocks
 
 
 @pytest.mark.parametrize(
-    ("make", "shape", "features"),
-    [(Conv4, (1, 28, 28), 64), (Conv3, (3, 100, 100), 2916), (ResNet10, (3, 40, 40), 512)],
+    ("make", "shape", "features"), [(Conv4, (1, 28, 28), 64), (Conv3, (3, 100, 100), 2916)]
 )
 def test_features_and_their_start(make, shape, features):
     state = torch.get_rng_state()
     network = make()
     assert torch.equal(torch.get_rng_state(), state)
-    x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
-    assert network(x).shape == (2, features)
+    assert network(torch.rand(2, *shape)).shape == (2, features)
     same, other = make(), make(generator=torch.Generator().manual_seed(1))
     pairs = zip(network.parameters(), same.parameters(), strict=True)
-    assert all(torch.equal(one, two) for one, two in pairs)
-    assert not torch.equal(next(iter(network.parameters())), next(iter(other.parameters())))
-
-
-def test_the_order_of_operations_is_the_papers():
-    network = Conv4(width=8).double()
-    x = torch.rand(5, 1, 28, 28, generator=torch.Generator().manual_seed(0), dtype=torch.double)
-    weights = dict(network.named_parameters())
-    values = x
-    for block in network.blocks:
-        values = block[1](block[0](values.contiguous()))
-        values = torch.nn.functional.max_pool2d(values.relu(), 2)
-    expected = torch.autograd.grad(values.square().sum(), list(weights.values()))
-    output = network(x)
-    assert torch.allclose(output, values.flatten(1), atol=1e-12)
-    gradients = torch.autograd.grad(output.square().sum(), list(weights.values()))
-    for one, two in zip(gradients, expected, strict=True):
-        assert torch.allclose(one, two, atol=1e-9)
+    assert all(torch.equal(*pair) for pair in pairs)
+    assert not torch.equal(next(network.parameters()), next(other.parameters()))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +33,6 @@ def test_the_order_of_operations_is_the_papers():
         (Conv4(), (2, 28, 28), 16),
         (Conv3(), (2, 3, 28, 28), 29),
         (ConvBlocks(1), (2, 1, 1, 1), 2),
-        (ResNet10(width=2), (2, 3, 15, 30), 16),
     ],
 )
 def test_images_that_do_not_fit(network, shape, side):
@@ -55,39 +40,96 @@ def test_images_that_do_not_fit(network, shape, side):
         network(torch.zeros(shape))
 
 
-def test_a_residual_network_is_that_of_its_layers():
-    network = ResNet10(width=4).double()
-    x = torch.rand(5, 3, 33, 21, generator=torch.Generator().manual_seed(0), dtype=torch.double)
-    state = network.state_dict()
-    convolutions = [entry for entry in state.values() if entry.ndim == 4]
-    shapes = [tuple(entry.shape[:3]) for entry in convolutions]
-    widths = [(4, 4), (8, 4), (16, 8), (32, 16)]
-    expected = [(4, 3, 7)]
-    for width, channels in widths:
-        expected += [(width, channels, 3), (width, width, 3)]
-        expected += [(width, channels, 1)] if width != channels else []
-    assert shapes == expected
-
-    def normalized(values):  # scale 1 and shift 0 at the start
-        centred = values - values.mean((0, 2, 3), keepdim=True)
-        return centred / (centred.square().mean((0, 2, 3), keepdim=True) + 1e-5).sqrt()
-
-    def convolved(values, stride):
-        kernel = convolutions.pop(0)
-        padding = kernel.shape[-1] // 2
-        return normalized(torch.conv2d(values, kernel, stride=stride, padding=padding))
-
-    values = torch.nn.functional.max_pool2d(convolved(x, 2).relu(), 3, 2, 1)
-    for width, channels in widths:
-        stride = 1 if width == channels else 2
-        added = convolved(convolved(values, stride).relu(), 1)
-        values = (added + (values if stride == 1 else convolved(values, 2))).relu()
-    torch.testing.assert_close(network(x), values.mean((2, 3)))
+@pytest.mark.parametrize("name", ["channels", "width"])
+@pytest.mark.parametrize("make", [Conv3, Conv4])
+def test_bad_arguments(make, name):
+    with pytest.raises(ArgumentError, match=name):
+        make(**{name: 0})
 
 
-@pytest.mark.parametrize("make", [Conv3, Conv4, ResNet10])
-def test_bad_arguments(make):
-    with pytest.raises(ArgumentError, match="channels"):
-        make(channels=0)
-    with pytest.raises(ArgumentError, match="width"):
-        make(width=0)
+def network_and_images(channels=1, sides=(12, 12), width=5, count=7, blocks=1):
+    generator = torch.Generator().manual_seed(4)
+    network = ConvBlocks(blocks, channels, width).double()
+    for parameter in network.parameters():  # scales of both signs among them
+        torch.nn.init.normal_(parameter, generator=generator)
+    shape = count, channels, *sides
+    return network, torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def layer_by_layer(network, images):
+    """In the order of the paper: convolution, normalization, ReLU, pooling."""
+    for convolution, normalization, _, _ in network.blocks:
+        values = normalization(convolution(images)).relu()
+        images = torch.nn.functional.max_pool2d(values, 2)
+    return images.flatten(1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("channels", "sides", "width", "blocks"),
+    [(1, (12, 12), 5, 1), (3, (13, 10), 7, 2), (2, (2, 3), 1, 1), (1, (70, 70), 64, 1)],
+)
+def test_values_gradients_and_statistics_are_those_of_the_layers(
+    channels, sides, width, blocks, training
+):
+    network, images = network_and_images(channels, sides, width, blocks=blocks)
+    network(images)  # running statistics that are not those of a start
+    network.train(training)
+    layers = copy.deepcopy(network)
+    expected = layer_by_layer(layers, images)
+    values = network(images)
+    torch.testing.assert_close(values, expected, rtol=1e-10, atol=1e-10)
+    weights = torch.randn(values.shape, generator=torch.Generator().manual_seed(1)).double()
+    expected.backward(weights)
+    values.backward(weights)
+    for (name, parameter), other in zip(
+        network.named_parameters(), layers.parameters(), strict=True
+    ):
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-9, atol=1e-9, msg=name)
+    for buffer, other in zip(network.buffers(), layers.buffers(), strict=True):
+        torch.testing.assert_close(buffer, other, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        for some in (images, images[:1]):
+            torch.testing.assert_close(network(some), layer_by_layer(network, some))
+
+
+def test_background_is_one_place_of_its_windows():
+    network, images = network_and_images()
+    images[:, :, 3:] = 0.0  # most windows have four equal values
+    layers = copy.deepcopy(network)
+    layer_by_layer(layers, images).sum().backward()
+    network(images).sum().backward()
+    for parameter, other in zip(network.parameters(), layers.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-9, atol=1e-9)
+
+
+def test_second_derivatives_are_those_of_the_layers():
+    network, images = network_and_images()
+    weight = network.blocks[0][0].weight
+
+    def second(values):
+        (gradient,) = torch.autograd.grad(values.square().sum(), weight, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), weight)[0]
+
+    torch.testing.assert_close(second(network(images)), second(layer_by_layer(network, images)))
+
+
+def test_where_the_layers_are_run_one_by_one():
+    network, images = network_and_images()
+    images.requires_grad_()
+    gradients = [
+        torch.autograd.grad(values.square().sum(), images)
+        for values in (network(images), layer_by_layer(network, images))
+    ]
+    torch.testing.assert_close(*gradients)
+    images = images.detach()
+    calls = []
+    network.blocks[0][0].register_forward_hook(lambda *arguments: calls.append(arguments))
+    network(images)
+    assert len(calls) == 1
+    unlike, images = network_and_images()
+    unlike.blocks[0][1] = torch.nn.BatchNorm2d(5, track_running_stats=False).double()
+    unlike.eval()
+    torch.testing.assert_close(unlike(images), layer_by_layer(unlike, images))
+    with pytest.raises(RuntimeError, match="type"):
+        unlike(images.float())

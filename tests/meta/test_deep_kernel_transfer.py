@@ -1,218 +1,358 @@
-"""Deep Kernel Transfer: against loops over tasks and ways, and what it refuses."""
+"""Deep Kernel Transfer: against explicit Gaussians of each way of each task, in any units."""
 
 from __future__ import annotations
 
-import gpytorch
+import math
+
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import LinearKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 
 import reference
-from gpclml.conditioning import KFold, LastPoints
+from gpclml.conditioning import KFold, LastPoints, RandomHoldout
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnknownNameError
 from gpclml.kernels.networks import MLP
-from gpclml.meta import DeepKernelTransfer, Episodes
-from gpclml.meta.deep_kernel_transfer import make_kernel, one_vs_rest
+from gpclml.meta import (
+    DeepKernelTransfer,
+    Episodes,
+    PeriodicTasks,
+    evaluate_tasks,
+    load_model,
+    train_on_tasks,
+)
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-KERNELS = [
-    "batch_norm_cosine", "cosine", "linear", "matern", "polynomial", "polynomial_1", "rbf",
-    "spectral_mixture",
-]  # fmt: skip
-TASKS, WAYS, SHOTS, QUERIES = 3, 4, 2, 3
+WAYS, SHOTS, QUERIES = 4, 2, 3
+KERNELS = {
+    **{name: name for name in (
+        "batch-norm-cosine", "cosine", "linear", "matern", "polynomial", "polynomial_1", "rbf",
+        "spectral_mixture",
+    )},
+    "sum": ScaleKernel(PeriodicKernel(ard_num_dims=6)) + ScaleKernel(LinearKernel(ard_num_dims=6)),
+    "product": ScaleKernel(RBFKernel(ard_num_dims=6)) * RQKernel(),
+}  # fmt: skip
 
 
-def episodes(tasks=TASKS, ways=WAYS, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def classes(tasks=3, seed=0):
+    source = generator(seed)
 
     def points(shots):
-        labels = torch.arange(ways).repeat_interleave(shots).expand(tasks, -1)
-        noise = torch.randn(tasks, ways * shots, 5, generator=generator, dtype=torch.float64)
+        labels = torch.arange(WAYS).repeat_interleave(shots).expand(tasks, -1)
+        noise = torch.randn(tasks, WAYS * shots, 5, generator=source, dtype=torch.float64)
         return torch.nn.functional.one_hot(labels, 5) + 0.5 * noise, labels
 
-    return Episodes(*points(SHOTS), *points(QUERIES), ways=ways)
+    return Episodes(*points(SHOTS), *points(QUERIES), ways=WAYS)
 
 
-def regression(tasks=TASKS, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(tasks, 12, 5, generator=generator, dtype=torch.float64)
-    y = x[..., 0].sin() + 0.1 * torch.randn(tasks, 12, generator=generator, dtype=torch.float64)
+def regression(tasks=3):
+    source = generator()
+    x = torch.randn(tasks, 12, 5, generator=source, dtype=torch.float64)
+    y = 7 + x[..., 0].sin() + 0.1 * torch.randn(tasks, 12, generator=source, dtype=torch.float64)
     return Episodes(x[:, :7], y[:, :7], x[:, 7:], y[:, 7:])
 
 
 def transfer(kernel="rbf", dtype=torch.float64):
-    return DeepKernelTransfer(MLP([5, 8, 6], torch.nn.Tanh), kernel, num_features=6).to(dtype)
+    """With parameters away from their start."""
+    network = MLP([5, 8, 6], torch.nn.Tanh)
+    model = DeepKernelTransfer(network, kernel, num_features=6).to(dtype)
+    with torch.no_grad():
+        source = generator(3)
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=source, dtype=torch.float64)
+            parameter.add_(0.2 * noise.to(dtype) * parameter.requires_grad)
+    return model
 
 
-def features_of(model, data):
-    """Of all points, support first."""
-    return model.features(torch.cat([data.support_x, data.query_x], 1))
+def objective(model, conditioning=None, m=0, **options):
+    conditioning = LastPoints(m=m) if conditioning is None else conditioning
+    return ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, **options)
 
 
-class PlainGP(gpytorch.models.ExactGP):
-    """One way of one task, of GPyTorch's own classes."""
-
-    def __init__(self, x, y, model):
-        super().__init__(x, y, model.likelihood)
-        self.mean_module, self.covar_module = model.mean_module, model.covar_module
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
-def plain_marginal(model, features, targets):
-    """The mean log marginal likelihood over tasks and ways, by a loop."""
-    values = []
-    for z, ys in zip(features, targets, strict=True):
+def explicit(model, data, targets):
+    """Noisy covariance and residual of each way of each task, by the kernel on the features."""
+    for features, ys in zip(model.features(data.inputs()), targets, strict=True):
+        noise = model.likelihood.noise * torch.eye(len(features[0]), dtype=torch.float64)
+        covariance = model.covar_module(features[0]).to_dense() + noise
         for y in ys:
-            plain = PlainGP(z[0], y, model).train()
-            mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, plain)
-            values.append(mll(plain(z[0]), y))
-    return torch.stack(values).reshape(targets.shape[:2])
+            yield covariance, y - model.mean_module.constant
 
 
-@pytest.mark.parametrize("data", [episodes(), regression()], ids=["classes", "numbers"])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_the_marginal_objective_is_that_of_a_loop_over_gpytorchs_own(kernel, data):
-    model = transfer(kernel)
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
-    value = mll(*model.prior(data))
-    features = features_of(model, data)
+def standardized(data):
     y = torch.cat([data.support_y, data.query_y], 1)
-    y = y if data.ways else (y - y.mean()) / y.std(correction=0)
-    targets = one_vs_rest(y, data.ways, torch.float64)
-    expected = plain_marginal(model, features, targets)
+    if data.ways:
+        return torch.stack([torch.where(y == way, 1.0, -1.0).double() for way in range(WAYS)], 1)
+    return ((y - y.mean()) / y.std(correction=0)).unsqueeze(1)
+
+
+@pytest.mark.parametrize(("data", "m"), [(classes(), WAYS * SHOTS), (regression(), 0)])
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_objectives_and_gradients_are_those_of_explicit_gaussians(kernel, data, m):
+    model, targets = transfer(kernel), standardized(data)
+    weights = torch.linspace(-1.0, 2.0, targets.shape[1], dtype=torch.float64)
+    value = model.objective(objective(model, m=m), data)
+    held_out = torch.arange(m, targets.shape[-1])
+    densities = [
+        reference.conditional_log_density(*gaussian, held_out) / len(held_out)
+        for gaussian in explicit(model, data, targets)
+    ]
+    scale = 1.0 if data.ways else torch.cat([data.support_y, data.query_y], 1).std(correction=0)
+    expected = torch.stack(densities).view(value.shape) - math.log(scale)
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    ours = torch.autograd.grad(value.mean(), parameters, allow_unused=True)
-    theirs = torch.autograd.grad(expected.mean(), parameters, allow_unused=True)
-    for one, other in zip(ours, theirs, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None:
-            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+    ours, theirs = (
+        torch.autograd.grad((result * weights).sum(), parameters, allow_unused=True)
+        for result in (value, expected)
+    )
+    largest = max(float(gradient.abs().max()) for gradient in theirs if gradient is not None)
+    for gradient, other in zip(ours, theirs, strict=True):
+        assert (gradient is None) == (other is None)
+        if gradient is not None:
+            torch.testing.assert_close(gradient, other, rtol=1e-6, atol=1e-9 * max(1, largest))
 
 
-@pytest.mark.parametrize("kernel", ["cosine", "rbf"])
-def test_the_conditional_objective_is_that_of_explicit_conditionals(kernel):
-    model, data = transfer(kernel), episodes()
-    m = data.num_support
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=m))
-    output, targets = model.prior(data)
-    value = mll(output, targets)
-    noisy = model.likelihood(output)
-    held_out = torch.arange(m, targets.shape[-1])
-    for task in range(TASKS):
-        for way in range(WAYS):
-            expected = reference.conditional_log_density(
-                noisy.covariance_matrix[task, 0], targets[task, way] - noisy.mean[task, 0], held_out
-            )
-            torch.testing.assert_close(value[task, way], expected / len(held_out))
+@pytest.mark.parametrize(("kernel", "m"), [("rbf", WAYS * SHOTS), (KERNELS["sum"], 0)])
+def test_gradients_are_those_of_differences(kernel, m):
+    model = DeepKernelTransfer(torch.nn.Identity(), kernel, 6).double()
+    mll, data = objective(model, m=m), classes(1)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+
+    def value(x, *numbers):
+        for name, number in zip(names, numbers, strict=True):
+            module, _, last = name.rpartition(".")
+            model.get_submodule(module)._parameters[last] = number
+        given = WAYS * SHOTS
+        task = Episodes(x[:, :given], data.support_y, x[:, given:], data.query_y, WAYS)
+        return model.objective(mll, task)
+
+    points = torch.randn(1, 20, 6, generator=generator(1), dtype=torch.float64)
+    inputs = [tensor.detach().clone().requires_grad_() for tensor in (points, *parameters)]
+    assert torch.autograd.gradcheck(value, inputs, fast_mode=True)
 
 
-def test_any_conditioning_can_be_the_objective():
-    model, data = transfer(), episodes()
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, KFold(4))
-    assert mll(*model.prior(data)).shape == (TASKS, WAYS)
+def test_a_graph_that_is_kept_gives_the_same_gradients_again():
+    model = transfer()
+    value = model.objective(objective(model), classes(1)).sum()
+    parameters = list(model.parameters())
+    first = torch.autograd.grad(value, parameters, retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    twice = torch.autograd.grad(2.0 * value, parameters)
+    for gradient, copied, double in zip(first, kept, twice, strict=True):
+        assert torch.equal(gradient, copied)
+        torch.testing.assert_close(double, 2.0 * gradient)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_predictions_are_those_of_a_loop_and_leave_modes_alone(kernel):
-    model, data = transfer(kernel), episodes()
+@pytest.mark.parametrize("conditioning", [KFold(4, seed=0), RandomHoldout(0.5)])
+def test_any_conditioning_can_be_the_objective(conditioning):
+    model, data = transfer(), regression(2)
+    first, second = (
+        torch.stack([model.objective(mll, data) for _ in range(3)])
+        for mll in (objective(model, conditioning, seed=4) for _ in range(2))
+    )
+    torch.testing.assert_close(first, second)
+    assert torch.allclose(first[0], first[1]) == isinstance(conditioning, KFold)
+
+
+@pytest.mark.parametrize("kernel", ["batch_norm_cosine", "rbf", "spectral_mixture"])
+def test_predictions_are_those_of_explicit_conditionals_and_leave_modes_alone(kernel):
+    model, data = transfer(kernel), classes()
     model.prior(data)  # one step of running statistics
     predictive = model.predict(data)
-    assert predictive.mean.shape == (TASKS, WAYS, WAYS * QUERIES)
     assert model.training
-    model.eval()
-    support, query = features_of(model, data).tensor_split([data.num_support], dim=-2)
-    targets = one_vs_rest(data.support_y, WAYS, torch.float64)
-    for task in range(TASKS):
-        for way in range(WAYS):
-            plain = PlainGP(support[task, 0], targets[task, way], model).eval()
-            with torch.no_grad(), gpytorch.settings.fast_computations(False, False, False):
-                expected = model.likelihood(plain(query[task, 0]))
-            torch.testing.assert_close(
-                predictive.mean[task, way], expected.mean, rtol=1e-6, atol=1e-7
-            )
-            torch.testing.assert_close(
-                predictive.variance[task, way], expected.variance, rtol=1e-6, atol=1e-7
-            )
+    gaussians = explicit(model.eval(), data, standardized(data))
+    held_out = torch.arange(WAYS * SHOTS, WAYS * (SHOTS + QUERIES))
+    moments = [reference.conditional_moments(*gaussian, held_out) for gaussian in gaussians]
+    means = torch.stack([mean for mean, _ in moments]) + model.mean_module.constant
+    variances = torch.stack([covariance.diagonal() for _, covariance in moments])
+    shape = 3, WAYS, WAYS * QUERIES
+    torch.testing.assert_close(predictive.mean, means.view(shape), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(predictive.variance, variances.view(shape), rtol=1e-6, atol=1e-7)
+
+
+def test_a_task_does_not_depend_on_the_others_or_on_query_targets():
+    model = transfer().eval()
+    for data in (classes(), regression()):
+        together = model.predict(data)
+        given = data.support_x[:1], data.support_y[:1], data.query_x[:1]
+        for unknown in (Episodes(*given, None, data.ways), Episodes(*given, ways=data.ways)):
+            for episodes in (unknown, unknown.to(torch.float64), Episodes.stack([unknown])):
+                torch.testing.assert_close(model.predict(episodes).mean, together.mean[:1])
+            with pytest.raises(ArgumentError, match="without targets of their query points"):
+                model.objective(objective(model), unknown)
+    with pytest.raises(ShapeError, match="query_y"):
+        Episodes(data.support_x, data.support_y, data.query_x, data.query_y[:, :1])
+
+
+def test_single_precision_agrees_with_double():
+    model, data = transfer("cosine", torch.float32), classes()
+    value = model.objective(objective(model), data.to(torch.float32))
+    assert value.dtype == torch.float32
+    model = model.double()
+    expected = model.objective(objective(model), data)
+    torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
-def test_cosines_of_normalized_features_start_about_a_half():
+def test_starts_of_kernels():
     model = DeepKernelTransfer(torch.nn.Identity(), "batch_norm_cosine", 200)
-    x = torch.randn(1, 50, 200, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(1, 50, 200, generator=generator())
     cosines = model.covar_module(model.features(x)).to_dense() / model.covar_module.outputscale
     others = ~torch.eye(50, dtype=torch.bool).expand_as(cosines)
     assert float(cosines[others].mean()) == pytest.approx(0.5, abs=0.02)
-
-
-def test_a_task_does_not_depend_on_the_others_or_its_query_targets():
-    model = transfer("rbf").eval()
-    data = episodes()
-    together = model.predict(data)
-    first = Episodes(
-        data.support_x[:1], data.support_y[:1], data.query_x[:1], 0 * data.query_y[:1], WAYS
-    )
-    torch.testing.assert_close(model.predict(first).mean, together.mean[:1])
-
-
-def test_a_kernel_of_the_users_own_and_float32():
-    model = transfer(ScaleKernel(RBFKernel()), torch.float32)
-    data = episodes().to(torch.float32)
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
-    value = mll(*model.prior(data))
-    assert value.dtype == torch.float32
-    double = transfer(ScaleKernel(RBFKernel()))
-    double.load_state_dict({k: v.double() for k, v in model.state_dict().items()})
-    expected = ConditionalMarginalLogLikelihood(double.likelihood, double, LastPoints(m=0))(
-        *double.prior(episodes())
-    )
-    torch.testing.assert_close(value.double(), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_non_finite_features_are_caught_before_the_gp():
-    model, data = transfer(), episodes()
-    with torch.no_grad():
-        next(model.backbone.parameters()).fill_(torch.nan)
-    with pytest.raises(NonFiniteError, match="network output"):
-        model.prior(data)
-    with pytest.raises(NonFiniteError, match="network output"):
-        model.predict(data)
-
-
-def test_bad_arguments():
-    for kernel in ("batch_norm_cosine", "spectral_mixture"):
-        model = DeepKernelTransfer(MLP([5, 8, 6]), kernel, num_features=7).double()
-        with pytest.raises(ShapeError, match=r"backbone: got 6 features .* the 7 of num_features"):
-            model.predict(episodes())
-    with pytest.raises(UnknownNameError, match="Did you mean 'cosine'"):
-        DeepKernelTransfer(MLP([5, 6]), "cosin")
-    with pytest.raises(ArgumentError, match="kernel"):
-        DeepKernelTransfer(MLP([5, 6]), 3)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="num_features"):
-        DeepKernelTransfer(MLP([5, 6]), "rbf", num_features=0)
-    model = DeepKernelTransfer(torch.nn.Flatten(0), "rbf")
-    with pytest.raises(ShapeError, match="backbone"):
-        model.prior(episodes())
-
-
-def test_a_polynomial_of_degree_one_is_linear_with_an_offset():
-    x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    kernel = make_kernel("polynomial_1", 6).double()
-    expected = (x @ x.T + kernel.base_kernel.offset) / 6
+    kernel = DeepKernelTransfer(torch.nn.Identity(), "polynomial_1", 200).covar_module
+    expected = (x @ x.mT + kernel.base_kernel.offset) / 200
     torch.testing.assert_close(kernel(x).to_dense(), expected)
 
 
-def test_targets_of_query_points_need_not_be_known():
-    model = transfer("rbf").eval()
-    for data in (episodes(), regression()):
-        unknown = Episodes(data.support_x, data.support_y, data.query_x, None, ways=data.ways)
-        left_out = Episodes(data.support_x, data.support_y, data.query_x, ways=data.ways)
-        for less in (unknown, left_out, left_out.to(torch.float64), Episodes.stack([unknown])):
-            torch.testing.assert_close(model.predict(less).mean, model.predict(data).mean)
-        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
-        with pytest.raises(ArgumentError, match="without targets of their query points"):
-            model.objective(mll, unknown)
-    with pytest.raises(ShapeError, match="query_y"):
-        Episodes(data.support_x, data.support_y, data.query_x, data.query_y[:, :1])
+def test_what_is_not_finite_is_named():
+    model, data = transfer(), regression(1)
+    data.query_y[0, 2] = torch.nan
+    with pytest.raises(NonFiniteError, match="target: got 1 non-finite"):
+        model.objective(objective(model, m=7), data)
+    assert math.isfinite(model.targets.mean)
+    data = regression(1)
+    data.query_x[0, 2] = torch.inf
+    for call in (lambda: model.objective(objective(model), data), lambda: model.predict(data)):
+        with pytest.raises(NonFiniteError, match="network output"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: DeepKernelTransfer(MLP([5, 6]), "cosin"), UnknownNameError, "mean 'cosine'"),
+        (lambda: DeepKernelTransfer(MLP([5, 6]), 3), ArgumentError, "kernel"),  # type: ignore[arg-type]
+        (lambda: DeepKernelTransfer(MLP([5, 6]), "rbf", 0), ArgumentError, "num_features"),
+        *(
+            (
+                lambda kernel=kernel: (
+                    DeepKernelTransfer(MLP([5, 6]), kernel, 7).double().predict(classes())
+                ),
+                ShapeError,
+                r"backbone: got 6 features .* the 7 of num_features",
+            )
+            for kernel in ("batch_norm_cosine", "spectral_mixture")
+        ),
+        (
+            lambda: DeepKernelTransfer(torch.nn.Flatten(0), "rbf").prior(classes()),
+            ShapeError,
+            "backbone",
+        ),
+    ],
+)
+def test_bad_arguments(make, error, match):
+    with pytest.raises(error, match=match):
+        make()
+
+
+# --- targets of regression in other units and with another zero
+
+
+class Converted:
+    """Sine waves whose targets are in other units."""
+
+    def __init__(self, offset=0.0, scale=1.0, seed=0, dtype=torch.float64):
+        self.source, self.dtype = PeriodicTasks(6, 8, seed=seed), dtype
+        self.offset, self.scale = offset, scale
+
+    def draw(self, indices):
+        drawn = self.source.draw(indices)
+        support_y, query_y = (
+            (self.offset + self.scale * y.double()).to(self.dtype)
+            for y in (drawn.support_y, drawn.query_y)
+        )
+        return Episodes(drawn.support_x, support_y, drawn.query_x, query_y)
+
+
+def waves(kernel="rbf", **options):
+    network = MLP([1, 12, 8], torch.nn.Tanh, generator=generator())
+    return DeepKernelTransfer(network, kernel, 8, **options)
+
+
+def trained(tasks, m=6, kernel="rbf", **options):
+    model = waves(kernel)
+    result = train_on_tasks(
+        model, objective(model, m=m), tasks, steps=30, tasks_per_step=2, lr=0.01, progress=False,
+        look_every=10, validation=tasks, validation_tasks=5, **options,
+    )  # fmt: skip
+    return model, result
+
+
+@pytest.mark.parametrize(
+    ("offset", "scale", "kernel", "m"),
+    [
+        (1000.0, 1.0, "rbf", 0), (-1e6, 1e-3, "linear", 6), (0.0, 1e5, "linear", 0),
+        (3e4, 1e4, "rbf", 6), (0.0, 1e-5, "rbf", 6),
+    ],
+)  # fmt: skip
+def test_training_and_predictions_do_not_depend_on_units_and_zero(offset, scale, kernel, m):
+    plain, first = trained(Converted(), m, kernel)
+    model, result = trained(Converted(offset, scale), m, kernel)
+    expected = torch.tensor(first.history) - math.log(scale)
+    torch.testing.assert_close(torch.tensor(result.history), expected, rtol=2e-3, atol=2e-3)
+    new, same = (Converted(*units, seed=1).draw(range(4)) for units in ((offset, scale), (0, 1)))
+    predicted, before = model.predict(new), plain.predict(same)
+    assert predicted.mean.dtype == torch.float64  # of the targets
+    units = (predicted.mean - offset) / scale
+    torch.testing.assert_close(units, before.mean, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(predicted.stddev / scale, before.stddev, rtol=1e-2, atol=1e-3)
+    scores = evaluate_tasks(model, Converted(offset, scale, seed=1), 20)
+    others = evaluate_tasks(plain, Converted(seed=1), 20)
+    torch.testing.assert_close(scores.values / scale**2, others.values, rtol=3e-2, atol=3e-2)
+    torch.testing.assert_close(scores.nll - math.log(scale), others.nll, rtol=3e-2, atol=3e-2)
+
+
+def test_single_precision_targets_far_from_zero():
+    errors = []
+    for offset in (0.0, 1000.0):
+        model, _ = trained(Converted(offset, dtype=torch.float32))
+        unseen = Converted(offset, seed=1, dtype=torch.float32)
+        errors.append(float(evaluate_tasks(model, unseen, 20).values.mean()))
+    assert errors[1] == pytest.approx(errors[0], rel=0.05)
+
+
+def test_files_and_interrupted_trainings_keep_the_scale(tmp_path):
+    tasks, path = Converted(1000.0, 30.0), tmp_path / "model.pt"
+    whole, expected = trained(tasks)
+
+    class Ends(Converted):
+        def draw(self, indices):
+            if 35 in indices:
+                raise KeyboardInterrupt
+            return super().draw(indices)
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(Ends(1000.0, 30.0), checkpoint=path)
+    model, result = trained(tasks, checkpoint=path)
+    assert result.history == expected.history
+    read, data = load_model(waves(), path), tasks.draw(range(3))
+    for other in (model, read):
+        assert torch.equal(other.predict(data).mean, whole.predict(data).mean)
+    assert read.targets.mean == pytest.approx(1000, abs=30)
+
+
+def test_the_first_hundred_tasks_count_in_any_portions():
+    y = 7 + 3 * torch.randn(150, 5, generator=generator()).double()
+    for size in (1, 7, 150):
+        model = waves()
+        for tasks in y.split(size):
+            model.targets.count(tasks)
+        assert model.targets.mean == pytest.approx(float(y[:100].mean()), rel=1e-12)
+        assert model.targets.deviation == pytest.approx(float(y[:100].std(correction=0)), rel=1e-12)
+    model = waves()
+    model.targets.count(torch.full((2, 3), 1e6))
+    assert (model.targets.mean, model.targets.deviation) == (1e6, 1.0)
+
+
+def test_targets_as_they_are_and_of_evaluation():
+    model, data = waves(standardize=False), PeriodicTasks(6, 8).draw([0, 1])
+    _, targets = model.prior(data)
+    torch.testing.assert_close(targets[:, 0], data.points()[1])
+    mll = objective(model, m=6)
+    torch.testing.assert_close(model.objective(mll, data), mll(*model.prior(data)))
+    model = waves()
+    evaluate_tasks(model, PeriodicTasks(6, 8), 5)
+    assert (model.targets.mean, model.targets.deviation) == (0.0, 1.0)

@@ -66,7 +66,6 @@ from gpclml.kernels import (
     DeepKernel,
     FeatureKernel,
     FourierFeatures,
-    IdentityFeatures,
     JointSpectralMixtureKernel,
     NetworkMean,
     PolynomialFeatures,
@@ -714,7 +713,7 @@ def _regression(case: dict[str, Any], x: Tensor, y: Tensor) -> GPRegression:
 
 def _linear(case: dict[str, Any], x: Tensor, y: Tensor) -> BayesianLinearModel:
     features: Any = {
-        "identity": IdentityFeatures(intercept=True),
+        "identity": PolynomialFeatures(1),
         "polynomial": PolynomialFeatures(2),
         "fourier": FourierFeatures(3) if case["d"] == 1 else None,
         "random": RandomFourierFeatures(case["d"], 9, ard=True),

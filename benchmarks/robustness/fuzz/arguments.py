@@ -49,7 +49,6 @@ from gpclml.kernels import (
     FourierFeatures,
     NetworkMean,
     PolynomialFeatures,
-    PrefixFeatures,
     RandomFourierFeatures,
 )
 from gpclml.laplace import Laplace
@@ -73,7 +72,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     (
         "conditioning.LeaveOneOut", "curvature.BlockDiagonal", "curvature.Full",
         "curvature.Kronecker", "evidence.training_speed.SumOfTrainingLosses",
-        "kernels.CosineSimilarityKernel", "kernels.IdentityFeatures", "linalg.ConjugateGradients",
+        "kernels.CosineSimilarityKernel", "linalg.ConjugateGradients",
         "linalg.gaussians.LowRankFamily",
     ): dict,
     "conditioning.HeldOut": lambda: dict(
@@ -196,8 +195,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "kernels.PolynomialFeatures": lambda: dict(degree=2),
     "kernels.PolynomialFeatures.forward": lambda: dict(
         self=here(PolynomialFeatures(2)), x=inputs()),
-    "kernels.PrefixFeatures": lambda: dict(num_features=1),
-    "kernels.PrefixFeatures.forward": lambda: dict(self=here(PrefixFeatures(1)), x=inputs()),
     "kernels.RandomFourierFeatures": lambda: dict(
         num_inputs=2, num_features=3, weight=normal(3, 2), bias=normal(3)),
     "kernels.RandomFourierFeatures.forward": lambda: dict(
@@ -208,14 +205,10 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "kernels.networks.MLP": lambda: dict(
         sizes=[2, 3, 1], generator=generator(), dtype=torch.float64),
     "kernels.networks.apply_network": lambda: dict(network=mlp(), x=inputs()),
-    "kernels.networks.check_finite_output": lambda: dict(output=normal(3, 2)),
     "kernels.networks.reset_network": lambda: dict(network=mlp(), generator=generator()),
     "linalg.gaussians.TrainableGaussian": lambda: dict(
         family=DiagonalFamily(), prior_variance=positive(3)),
-    "meta.AugmentedTasks": lambda: dict(
-        tasks=class_tasks()[1], degrees=10.0, crop=0.9, mirrored=True),
-    ("meta.Conv3", "meta.Conv4", "meta.ResNet10"): lambda: dict(
-        channels=1, width=2, generator=generator()),
+    ("meta.Conv3", "meta.Conv4"): lambda: dict(channels=1, width=2, generator=generator()),
     "meta.ConvBlocks": lambda: dict(blocks=1, channels=1, width=2, generator=generator()),
     "meta.DeepKernelTransfer": lambda: dict(backbone=mlp(), kernel="rbf", num_features=2),
     "meta.DeepKernelTransfer.objective": lambda: dict(

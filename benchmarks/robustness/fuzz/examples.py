@@ -32,7 +32,7 @@ _SIZES = {
 }  # fmt: skip
 _NO_SIZES = {  # where an argument of that name is something else, or is checked against others
     "blocks": ("conditioning", "curvature", "inference", "linalg"),
-    "num_features": ("kernels.Prefix", "meta"),
+    "num_features": ("meta",),
     "num_data": ("evidence.bounds", "evidence.criteria", "fit", "mlls"),
     "support": ("meta.HeadPose",),
 }  # fmt: skip
