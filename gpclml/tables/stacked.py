@@ -30,8 +30,8 @@ from gpclml.tables.candidates import (
     restored_component,
     stored_component,
 )
-from gpclml.tables.columns import MOST_WILD, unusual_values
 from gpclml.tables.components import Component
+from gpclml.tables.encoding import MOST_WILD, unusual_values
 from gpclml.tables.missing import averaged, unknown_inputs
 from gpclml.tables.mixture import StackedPrediction
 
