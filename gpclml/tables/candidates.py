@@ -1,4 +1,4 @@
-"""The models that a stack is made of: how each is made, and fits, also in several processes."""
+"""The models that a stack is made of: how each is made, fitted and calibrated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -29,6 +29,7 @@ from gpclml.fit import FitWarning, fit_mll, fit_networks
 from gpclml.kernels import FeatureKernel, PolynomialFeatures
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
+from gpclml.tables.components import Calibration, Component, calibrate
 from gpclml.tables.warps import Warp, choose_warp
 
 __all__ = [
@@ -37,12 +38,10 @@ __all__ = [
     "DEFAULT_CANDIDATES",
     "Candidate",
     "FitOptions",
-    "FittedCandidate",
-    "fit_candidate",
     "fit_candidates",
-    "make_candidate",
     "ordered_by_cost",
-    "restored_model",
+    "restored_component",
+    "stored_component",
 ]
 
 # Location and deviation of logarithms, in standardized units. A likelihood alone takes a few dozen
@@ -56,6 +55,9 @@ _CATEGORY = (0.5, 1.0)  # of a category: two of its levels are correlated by exp
 _LINEAR_START = 0.1  # variance of a standardized input's slope, beside a fitted kernel
 _NETWORK_STEPS = 300
 
+Groups = Sequence[Sequence[int]]
+"""For each category the columns that are its levels."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -63,58 +65,60 @@ class Candidate:
 
     Attributes:
         description: What it is, for people who do not know Gaussian processes.
-        make: Makes the untrained model from inputs ``(n, d)``, targets ``(n,)`` and a seed; for
-            models of categories a fourth argument says which inputs are their levels.
+        make: Makes the untrained model from inputs ``(n, d)``, targets ``(n,)``, a seed, and for
+            each category the columns that are its levels.
         start: Name of the candidate from whose fit it starts, if any.
         warped: Whether its targets are transformed, if that makes them more likely under the fitted
             candidate ``start``.
-        of_categories: Whether it is only for tables with categories.
+        needs_categories: Whether it is only for tables with categories.
     """
 
     description: str
-    make: Callable[..., GPRegression]
+    make: Callable[[Tensor, Tensor, int, Groups], GPRegression]
     start: str | None = None
     warped: bool = False
-    of_categories: bool = False
+    needs_categories: bool = False
 
 
-def _linear(x: Tensor, y: Tensor, seed: int) -> GPRegression:
-    return _with_priors(GPRegression(x, y, FeatureKernel(PolynomialFeatures(1)), "zero"))
+def _linear(x: Tensor, y: Tensor, seed: int, groups: Groups) -> GPRegression:
+    return _add_priors(GPRegression(x, y, FeatureKernel(PolynomialFeatures(1)), "zero"))
 
 
-def _matern(x: Tensor, y: Tensor, seed: int) -> GPRegression:
-    return _with_priors(GPRegression(x, y, "matern"), _LONG)
+def _matern(x: Tensor, y: Tensor, seed: int, groups: Groups) -> GPRegression:
+    return _add_priors(GPRegression(x, y, "matern"), _LONG)
 
 
-def _matern_linear(x: Tensor, y: Tensor, seed: int) -> GPRegression:
+def _matern_linear(x: Tensor, y: Tensor, seed: int, groups: Groups) -> GPRegression:
     linear = LinearKernel()
     linear.variance = _LINEAR_START
-    matern = _with_priors(GPRegression(x, y, "matern"), _BROAD)
-    return _with_priors(matern.with_kernel(AdditiveKernel(cast(Any, matern.covar_module), linear)))
+    matern = _add_priors(GPRegression(x, y, "matern"), _BROAD)
+    return _add_priors(matern.with_kernel(AdditiveKernel(cast(Any, matern.covar_module), linear)))
 
 
-def _matern_linear_free(x: Tensor, y: Tensor, seed: int) -> GPRegression:
-    linear = LinearKernel()
+def _matern_linear_free(x: Tensor, y: Tensor, seed: int, groups: Groups) -> GPRegression:
     matern = GPRegression(x, y, "matern")
-    return matern.with_kernel(AdditiveKernel(cast(Any, matern.covar_module), linear))
+    return matern.with_kernel(AdditiveKernel(cast(Any, matern.covar_module), LinearKernel()))
 
 
-def _categories(x: Tensor, y: Tensor, seed: int, groups: Sequence[Sequence[int]]) -> GPRegression:
+def _categories(x: Tensor, y: Tensor, seed: int, groups: Groups) -> GPRegression:
     grouped = {column for group in groups for column in group}
     numbers = [column for column in range(x.shape[-1]) if column not in grouped]
-    parts = [_with_lengthscale(RBFKernel(active_dims=tuple(one)), *_CATEGORY) for one in groups]
+    kernels = [
+        _add_lengthscale_prior(RBFKernel(active_dims=tuple(group)), *_CATEGORY) for group in groups
+    ]
     if numbers:
         matern = MaternKernel(2.5, ard_num_dims=len(numbers), active_dims=tuple(numbers))
-        parts.append(_with_lengthscale(matern, _LONG[0] + 0.5 * math.log(len(numbers)), _LONG[1]))
-    scale = ScaleKernel(ProductKernel(*parts) if len(parts) > 1 else parts[0])
+        location = _LONG[0] + 0.5 * math.log(len(numbers))
+        kernels.append(_add_lengthscale_prior(matern, location, _LONG[1]))
+    scale = ScaleKernel(ProductKernel(*kernels) if len(kernels) > 1 else kernels[0])
     scale.register_prior("outputscale_prior", LogNormalPrior(*_SCALE), "outputscale")
-    model = _with_priors(GPRegression(x, y, scale))
+    model = _add_priors(GPRegression(x, y, scale))
     # The levels of a category are all as far from each other, whatever number of rows they have.
     model.input_standardizer.scale[..., sorted(grouped)] = 1.0
     return model
 
 
-def _with_lengthscale(kernel: Kernel, location: float, deviation: float) -> Kernel:
+def _add_lengthscale_prior(kernel: Kernel, location: float, deviation: float) -> Kernel:
     """Starts lengthscales at the median of their prior."""
     prior = LogNormalPrior(location, deviation)
     kernel.register_prior("lengthscale_prior", prior, "lengthscale")
@@ -122,7 +126,7 @@ def _with_lengthscale(kernel: Kernel, location: float, deviation: float) -> Kern
     return kernel
 
 
-def _with_priors(
+def _add_priors(
     model: GPRegression, lengthscale: tuple[float, float] | None = None
 ) -> GPRegression:
     """Gives a model weak priors, beside which those of some hundred rows count.
@@ -151,11 +155,11 @@ CANDIDATES: Mapping[str, Candidate] = {
     ),
     "rbf": Candidate(
         "a smooth function, each input with a length scale of its own",
-        lambda x, y, seed: _with_priors(GPRegression(x, y, "rbf"), _BROAD),
+        lambda x, y, seed, groups: _add_priors(GPRegression(x, y, "rbf"), _BROAD),
     ),
     "rq": Candidate(
         "as rbf, on several length scales at once, without priors",
-        lambda x, y, seed: GPRegression(x, y, "rq"), "rbf",
+        lambda x, y, seed, groups: GPRegression(x, y, "rq"), "rbf",
     ),
     "matern_warped": Candidate(
         "as matern, of transformed targets, where a transform makes them more likely",
@@ -168,11 +172,11 @@ CANDIDATES: Mapping[str, Candidate] = {
     ),
     "categories": Candidate(
         "as matern of the numbers, times how like two levels of each category are", _categories,
-        of_categories=True,
+        needs_categories=True,
     ),
     "deep": Candidate(  # its training has held-out rows of its own, and no priors
         "rbf and features that a network learns, where held-out rows support them",
-        lambda x, y, seed: GPRegression(x, y, "deep", seed=seed),
+        lambda x, y, seed, groups: GPRegression(x, y, "deep", seed=seed),
     ),
 }  # fmt: skip
 """All candidates by name, from the cheapest to the most expensive."""
@@ -204,32 +208,13 @@ def ordered_by_cost(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in CANDIDATES if name in names)
 
 
-def make_candidate(
-    name: str, x: Tensor, y: Tensor, seed: int, categories: Sequence[Sequence[int]] = ()
-) -> GPRegression:
-    """The model of a candidate at its start; targets are transformed if the candidate's are."""
-    kind = CANDIDATES[name]
-    return kind.make(x, y, seed, *([categories] if kind.of_categories else []))
-
-
-def restored_model(
-    name: str, state: Mapping[str, Any], x: Tensor, y: Tensor, warp: Warp | None,
-    seed: int, categories: Sequence[Sequence[int]],
-) -> GPRegression:  # fmt: skip
-    """The fitted model of a candidate from its state and its data."""
-    targets = y if warp is None else warp.forward(y)
-    model = make_candidate(name, x, targets, seed, categories)
-    model.load_state_dict(state)
-    model.set_train_data(targets=model.target_standardizer.transform(targets), strict=False)
-    return model.eval()
-
-
 @dataclass(frozen=True)
 class FitOptions:
     """How candidates are fitted.
 
     ``rows`` are those by which hyperparameters are fitted, all if None. After so many ``seconds``,
-    at the clock time ``deadline``, no further candidate is begun but the ``first``.
+    at the clock time ``deadline``, no further candidate is begun but the ``first``. ``calibrated``
+    says whether scales and tails are fitted.
     """
 
     rows: Tensor | None = None
@@ -239,84 +224,75 @@ class FitOptions:
     deadline: float = float("inf")
     first: str = ""
     categories: tuple[tuple[int, ...], ...] = ()
+    calibrated: bool = True
 
 
-@dataclass(frozen=True)
-class FittedCandidate:
-    """A fitted model of all rows, a sentence on the fit, its seconds, the transform of targets."""
-
-    model: GPRegression
-    note: str
-    seconds: float
-    warp: Warp | None = None
-
-
-def fit_candidate(
+def _fit_candidate(
     name: str, x: Tensor, y: Tensor, fitted: Mapping[str, GPRegression], options: FitOptions
-) -> FittedCandidate | None:
-    """Fits a candidate by its marginal likelihood and its priors.
+) -> Component | None:
+    """Fits a candidate by its marginal likelihood and its priors, and calibrates it; weight 0.
 
     It may start from one of ``fitted``, the candidates that are fitted already, to the same data.
     None for a candidate of transformed targets if no transform makes them more likely, and for one
     of categories if there are none.
     """
-    start, kind = time.perf_counter(), CANDIDATES[name]
-    rows, seed = options.rows, options.seed
-    if kind.of_categories and not options.categories:
+    start, candidate = time.perf_counter(), CANDIDATES[name]
+    rows, seed, targets, warp = options.rows, options.seed, y, None
+    if candidate.needs_categories and not options.categories:
         return None
-    warp = None
-    if kind.warped:
-        assert kind.start is not None
-        if kind.start not in fitted:
-            made = fit_candidate(kind.start, x, y, {}, replace(options, restarts=0))
-            assert made is not None
-            fitted = {kind.start: made.model}
-        warp = choose_warp(fitted[kind.start], y)
+    if candidate.warped:
+        assert candidate.start is not None
+        if candidate.start not in fitted:
+            first = _fit_candidate(candidate.start, x, y, {}, replace(options, restarts=0))
+            assert first is not None
+            fitted = {candidate.start: first.model}
+        warp = choose_warp(fitted[candidate.start], y)
         if warp is None:
             return None
-        y = warp.forward(y)
-    whole = make_candidate(name, x, y, seed, options.categories)
+        targets = warp.forward(y)
+    whole = candidate.make(x, targets, seed, options.categories)
     model = whole
     if rows is not None:  # of the rows' targets in the units of all
-        model = make_candidate(name, x[rows], y[rows], seed, options.categories)
-        for part in ("input_standardizer", "target_standardizer"):
-            model.get_submodule(part).load_state_dict(whole.get_submodule(part).state_dict())
+        model = candidate.make(x[rows], targets[rows], seed, options.categories)
+        for units in ("input_standardizer", "target_standardizer"):
+            model.get_submodule(units).load_state_dict(whole.get_submodule(units).state_dict())
         model.set_train_data(targets=cast(Tensor, whole.train_targets)[rows], strict=False)
-    if kind.start is not None:
-        _start_from(model, fitted.get(kind.start))
+    if candidate.start is not None and candidate.start in fitted:
+        _start_from(model, fitted[candidate.start])
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the result has the message
         if name == "deep":
-            message = fit_networks(mll, steps=_NETWORK_STEPS, seed=seed, progress=False).message
+            note = fit_networks(mll, steps=_NETWORK_STEPS, seed=seed, progress=False).message
         else:
-            message = fit_mll(mll, restarts=options.restarts, seed=seed, progress=False).message
+            note = fit_mll(mll, restarts=options.restarts, seed=seed, progress=False).message
     if rows is not None:
         whole.load_state_dict(model.state_dict())
-    return FittedCandidate(whole.eval(), message, time.perf_counter() - start, warp)
+    seconds = time.perf_counter() - start
+    calibration, logs, uncalibrated = calibrate(whole.eval(), y, warp, options.calibrated)
+    return Component(name, whole, 0.0, calibration, logs, uncalibrated, note, seconds, warp)
 
 
-def _start_from(model: GPRegression, fitted: GPRegression | None) -> None:
-    """Starts a model from a fitted part of it, if that was fitted; else where it was made."""
-    if fitted is None:
-        return
-    own, state = model.state_dict(), fitted.state_dict()
-    prefix = "covar_module."
+def _start_from(model: GPRegression, fitted: GPRegression) -> None:
+    """Starts a model where a fitted one ended that it contains."""
+    state, prefix = fitted.state_dict(), "covar_module."
     if isinstance(model.covar_module, AdditiveKernel) and not isinstance(
         fitted.covar_module, AdditiveKernel
     ):
+        first = f"{prefix}kernels.0."
         state = {
-            key.replace(prefix, f"{prefix}kernels.0.", 1) if key.startswith(prefix) else key: value
+            first + key.removeprefix(prefix) if key.startswith(prefix) else key: value
             for key, value in state.items()
         }
+    known = model.state_dict()
     shared = {  # of transformed targets the units are others
         key: value for key, value in state.items()
-        if key in own and "prior" not in key and "standardizer" not in key
+        if key in known and "prior" not in key and "standardizer" not in key
     }  # fmt: skip
     model.load_state_dict(shared, strict=False)
 
 
-_Fits = tuple[dict[str, FittedCandidate], dict[str, str]]
+_Fits = tuple[dict[str, Component], dict[str, str]]
 
 
 def fit_candidates(
@@ -342,25 +318,35 @@ def fit_candidates(
         return _fit_in_turn(names, x, y, options, progress)
     from joblib import Parallel, delayed
 
-    runs = Parallel(n_jobs=n_jobs)(
-        delayed(_fit_elsewhere)(chain, x, y, options, torch.get_num_threads())
-        for chain in _chains(names)
+    # Each comes into the list of the one that it starts from.
+    chains: list[list[str]] = []
+    for name in names:
+        start = CANDIDATES[name].start
+        chain = next((chain for chain in chains if start in chain), [])
+        chains += [] if chain else [chain]
+        chain.append(name)
+    runs: Any = Parallel(n_jobs=n_jobs)(
+        delayed(_fit_in_turn)(chain, x, y, options, False, torch.get_num_threads())
+        for chain in chains
     )
-    found: dict[str, FittedCandidate] = {}
-    failures: dict[str, str] = {}
-    for states, failed in runs:  # pyright: ignore[reportGeneralTypeIssues]
-        failures |= failed
-        for name, (state, note, seconds, warp) in states.items():
-            data = x, y, warp, options.seed, options.categories
-            found[name] = FittedCandidate(restored_model(name, state, *data), note, seconds, warp)
-    in_order = {name: found[name] for name in names if name in found}
+    components = {name: component for fits, _ in runs for name, component in fits.items()}
+    failures = {name: reason for _, failed in runs for name, reason in failed.items()}
+    in_order = {name: components[name] for name in names if name in components}
     return in_order, {name: failures[name] for name in names if name in failures}
 
 
 def _fit_in_turn(
-    names: Sequence[str], x: Tensor, y: Tensor, options: FitOptions, progress: bool | None
+    names: Sequence[str],
+    x: Tensor,
+    y: Tensor,
+    options: FitOptions,
+    progress: bool | None,
+    threads: int | None = None,
 ) -> _Fits:
-    found: dict[str, FittedCandidate] = {}
+    """Fits candidates one after the other, in another process with so many ``threads``."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    components: dict[str, Component] = {}
     failures: dict[str, str] = {}
     with progress_bar(names, progress=progress, desc="stack") as bar:
         for name in bar:
@@ -368,38 +354,35 @@ def _fit_in_turn(
             if time.time() >= options.deadline and name != options.first:
                 failures[name] = f"the time budget of {options.seconds:g} seconds was spent"
                 continue
+            models = {other: component.model for other, component in components.items()}
             try:
-                models = {one: fit.model for one, fit in found.items()}
-                made = fit_candidate(name, x, y, models, options)
+                component = _fit_candidate(name, x, y, models, options)
             except Exception as error:  # whatever it is, the others are worth having
                 failures[name] = f"{type(error).__name__}: {error}"
                 continue
-            if made is not None:
-                found[name] = made
-    return found, failures
+            if component is not None:
+                components[name] = component
+    return components, failures
 
 
-def _chains(names: Sequence[str]) -> list[list[str]]:
-    """The names in lists, in which each comes after the one that it starts from."""
-    chains: list[list[str]] = []
-    for name in names:
-        start = CANDIDATES[name].start
-        chain = next((chain for chain in chains if start in chain), None)
-        if chain is None:
-            chains.append([name])
-        else:
-            chain.append(name)
-    return chains
+def stored_component(component: Component) -> dict[str, Any]:
+    """A component in tensors and primitives, without its training data."""
+    warp = component.warp
+    return {
+        **vars(component), "model": dict(component.model.state_dict()),
+        "calibration": list(astuple(component.calibration)),
+        "warp": None if warp is None else list(astuple(warp)),
+    }  # fmt: skip
 
 
-def _fit_elsewhere(
-    names: list[str], x: Tensor, y: Tensor, options: FitOptions, threads: int
-) -> tuple[dict[str, tuple[dict[str, Any], str, float, Warp | None]], dict[str, str]]:
-    """In another process: states of the models, which can be sent, in place of the models."""
-    torch.set_num_threads(threads)
-    found, failures = _fit_in_turn(names, x, y, options, progress=False)
-    states = {
-        name: (dict(fit.model.state_dict()), fit.note, fit.seconds, fit.warp)
-        for name, fit in found.items()
-    }
-    return states, failures
+def restored_component(
+    stored: Mapping[str, Any], x: Tensor, y: Tensor, seed: int, groups: Groups
+) -> Component:
+    """The component that :func:`stored_component` stored, with its training data."""
+    warp = None if stored["warp"] is None else Warp(*stored["warp"])
+    targets = y if warp is None else warp.forward(y)
+    model = CANDIDATES[stored["name"]].make(x, targets, seed, groups)
+    model.load_state_dict(stored["model"])
+    model.set_train_data(targets=model.target_standardizer.transform(targets), strict=False)
+    calibration = Calibration(*stored["calibration"])
+    return Component(**{**stored, "model": model.eval(), "calibration": calibration, "warp": warp})

@@ -1,11 +1,10 @@
-"""The models of a stack: calibrated to their leave-one-out residuals, and weighted by them."""
+"""The models of a stack, calibrated to their leave-one-out residuals."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,23 +14,12 @@ from gpclml._utils.arguments import check_counts, check_finite, checked
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml.inference import training_observations
 from gpclml.models import GPRegression, find_networks
-from gpclml.tables.candidates import FittedCandidate, restored_model
-from gpclml.tables.mixture import log_t_density
 from gpclml.tables.warps import Warp
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "Calibration",
-    "Component",
-    "fit_calibration",
-    "leave_one_out_residuals",
-    "num_hyperparameters",
-    "restored_component",
-    "scored_by_loo",
-    "stored_component",
-]
+__all__ = ["Calibration", "Component", "calibrate", "fit_calibration", "leave_one_out_residuals"]
 
 LEAST_DEGREES = 3.0
 """Below 2 there is no variance; near it that of a prediction is more than its rows can tell."""
@@ -78,9 +66,7 @@ class Calibration:
         """The variance of the Student-t distribution of scale one, nu / (nu - 2)."""
         return 1.0 if math.isinf(self.degrees) else self.degrees / (self.degrees - 2)
 
-    def log_density(
-        self, residuals: NDArray[np.float64], locations: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def log_density(self, residuals: Tensor, locations: Tensor) -> Tensor:
         """The log density of standardized residuals, in nats.
 
         Args:
@@ -90,8 +76,10 @@ class Calibration:
         Returns:
             ``(n,)``.
         """
-        scales = self.scales(torch.from_numpy(locations)).numpy()
-        return log_t_density(residuals / scales, self.degrees) - np.log(scales)
+        from scipy.stats import t
+
+        scales = self.scales(locations)
+        return torch.from_numpy(t.logpdf((residuals / scales).numpy(), self.degrees)) - scales.log()
 
 
 @takes_arrays()
@@ -146,23 +134,24 @@ def fit_calibration(
     def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         log_scale, inverse, slope = parameters
         logs = log_scale + slope * z
-        values, by_log_scales, by_inverse = _log_densities(r * np.exp(-logs), inverse)
-        by_log_scales = by_log_scales - 1
-        apart = (inverse - expected) / _TAIL_DEVIATION
-        penalty = _SCALE_PENALTY * log_scale**2 + _SLOPE_PENALTY * slope**2 + apart**2
-        slopes = [
-            by_log_scales.sum() - _SCALE_PENALTY * log_scale,
-            by_inverse.sum() - apart / _TAIL_DEVIATION,
-            by_log_scales @ z - _SLOPE_PENALTY * slope,
+        values, grad_logs, grad_inverse = _log_densities(r * np.exp(-logs), inverse)
+        grad_logs = grad_logs - 1
+        excess = (inverse - expected) / _TAIL_DEVIATION
+        penalty = _SCALE_PENALTY * log_scale**2 + _SLOPE_PENALTY * slope**2 + excess**2
+        gradient = [
+            grad_logs.sum() - _SCALE_PENALTY * log_scale,
+            grad_inverse.sum() - excess / _TAIL_DEVIATION,
+            grad_logs @ z - _SLOPE_PENALTY * slope,
         ]
         total = (values - logs).sum() - 0.5 * penalty
-        return -float(total) / len(r), -np.array(slopes) / len(r)
+        return -float(total) / len(r), -np.array(gradient) / len(r)
 
     bounds = [
         (-_MOST_LOG_SCALE, _MOST_LOG_SCALE),
         (0.0, 1 / LEAST_DEGREES if tails else 0.0),
         (-_MOST_SLOPE, _MOST_SLOPE),
     ]
+    # From light and from heavy tails: the likelihood may have a maximum at either.
     ends = [
         minimize(
             loss, [0.0, start, 0.0], jac=True, method="L-BFGS-B", bounds=bounds, options=_OPTIONS
@@ -177,23 +166,21 @@ def fit_calibration(
 def _log_densities(
     z: NDArray[np.float64], inverse: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Log densities of Student's t, and their slopes by minus log z and by 1 / nu.
-
-    Near the normal by the expansion log t = log normal + (z^4 - 2 z^2 - 1) / (4 nu) + ...
-    """
+    """Log densities of Student's t, ``(n,)``, and their slopes by minus log z and by 1 / nu."""
     from scipy.special import psi
+    from scipy.stats import t
 
     square = z**2
-    if inverse < _NORMAL:
+    if inverse < _NORMAL:  # log t = log normal + (z^4 - 2 z^2 - 1) / (4 nu) + ..., without 1 / 0
         slope = 0.25 * (square**2 - 2 * square - 1)
-        values = log_t_density(z, math.inf) + inverse * slope
+        values = t.logpdf(z, math.inf) + inverse * slope
         return values, square - inverse * (square**2 - square), slope
     nu = 1 / inverse
     share = square / (nu + square)
-    by_nu = 0.5 * (
+    grad_nu = 0.5 * (
         psi(0.5 * (nu + 1)) - psi(0.5 * nu) - np.log1p(square / nu) + ((nu + 1) * share - 1) / nu
     )
-    return log_t_density(z, nu), (nu + 1) * share, -(nu**2) * by_nu
+    return t.logpdf(z, nu), (nu + 1) * share, -(nu**2) * grad_nu
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,8 +192,9 @@ class Component:
         model: The fitted model of all rows.
         weight: Its share of the mixture.
         calibration: How its predictions are widened.
-        loo: Mean log density of a row given all others after calibration, in nats, original units.
-        loo_uncalibrated: The same before calibration.
+        log_densities: Log density of each row given all others after calibration, in nats, original
+            units, ``(n,)``.
+        loo_uncalibrated: Their mean before calibration.
         note: A sentence on a problem of the fit; empty if there is none.
         seconds: Wall time of the fit.
         warp: The transform of its targets, if they have one; its model and calibration are of the
@@ -217,11 +205,16 @@ class Component:
     model: GPRegression
     weight: float
     calibration: Calibration
-    loo: float
+    log_densities: Tensor
     loo_uncalibrated: float
     note: str = ""
     seconds: float = 0.0
     warp: Warp | None = None
+
+    @property
+    def loo(self) -> float:
+        """Mean log density of a row given all others after calibration, in nats."""
+        return float(self.log_densities.mean())
 
     def moments(self, X: Tensor, observation_noise: bool) -> tuple[Tensor, Tensor]:
         """Mean and covariance of points in original units, through which gradients flow.
@@ -245,65 +238,38 @@ class Component:
         return mean, normal.covariance_matrix * widened.unsqueeze(-1) * widened.unsqueeze(-2)
 
 
-def stored_component(one: Component) -> dict[str, Any]:
-    """A component in tensors and primitives, without its training data."""
-    return {
-        "name": one.name, "state": dict(one.model.state_dict()), "weight": one.weight,
-        "calibration": list(astuple(one.calibration)), "loo": one.loo,
-        "loo_uncalibrated": one.loo_uncalibrated, "note": one.note, "seconds": one.seconds,
-        "warp": None if one.warp is None else list(astuple(one.warp)),
-    }  # fmt: skip
-
-
-def restored_component(
-    stored: Mapping[str, Any], x: Tensor, y: Tensor, seed: int, categories: Sequence[Sequence[int]]
-) -> Component:
-    """The component that :func:`stored_component` stored, with its training data."""
-    values = {name: value for name, value in stored.items() if name != "state"}
-    warp = None if values["warp"] is None else Warp(*values["warp"])
-    model = restored_model(values["name"], stored["state"], x, y, warp, seed, categories)
-    calibration = Calibration(*values["calibration"])
-    return Component(**values | {"model": model, "calibration": calibration, "warp": warp})
-
-
-def scored_by_loo(
-    name: str, fit: FittedCandidate, y: Tensor, calibrate: bool
-) -> tuple[Component, Tensor]:
-    """Calibrates a fitted candidate to its leave-one-out residuals.
+def calibrate(
+    model: GPRegression, y: Tensor, warp: Warp | None, fitted: bool = True
+) -> tuple[Calibration, Tensor, float]:
+    """Calibrates a fitted model to its leave-one-out residuals.
 
     Returns:
-        The component, whose weight is not known yet, and the log densities of the rows, ``(n,)``.
+        The calibration, that of no correction unless it is ``fitted``; the log densities of the
+        rows in original units, ``(n,)``; and their mean before calibration.
     """
-    model = fit.model
-    error, deviation = leave_one_out_residuals(model)
-    residuals = (error / deviation).double().cpu()
+    error, deviation = (values.double().cpu() for values in leave_one_out_residuals(model))
     y = y.double().cpu()
-    targets = y if fit.warp is None else fit.warp.forward(y)
     scale = float(model.target_scale)
-    locations = targets - scale * error.double().cpu()
-    calibration = Calibration()
-    if calibrate:
+    residuals, unit = error / deviation, (scale * deviation).log()
+    targets = y
+    if warp is not None:
+        targets, unit = warp.forward(y), unit - warp.log_slope(y)
+    locations = targets - scale * error
+    plain = Calibration()
+    calibration = plain
+    if fitted:
+        networks = {id(w) for network in find_networks(model) for w in network.parameters()}
+        count = sum(
+            p.numel() for p in model.parameters() if p.requires_grad and id(p) not in networks
+        )
         # Heavy tails of the logarithm of a target would have no mean.
-        count, tails = num_hyperparameters(model), fit.warp is None
-        calibration = fit_calibration(residuals, locations, hyperparameters=count, tails=tails)
-    unit = (scale * deviation.double().cpu()).log()
-    if fit.warp is not None:
-        unit = unit - fit.warp.log_slope(y)
-    logs, plain = (
-        torch.as_tensor(one.log_density(residuals.numpy(), locations.numpy())) - unit
-        for one in (calibration, Calibration())
+        calibration = fit_calibration(
+            residuals, locations, hyperparameters=count, tails=warp is None
+        )
+    logs, uncalibrated = (
+        each.log_density(residuals, locations) - unit for each in (calibration, plain)
     )
-    scores = float(logs.mean()), float(plain.mean())
-    said = fit.note, fit.seconds, fit.warp
-    return Component(name, model, 0.0, calibration, *scores, *said), logs
-
-
-def num_hyperparameters(model: GPRegression) -> int:
-    """Number of trained parameters, without the weights of networks."""
-    networks = find_networks(model)
-    inner = {id(one) for network in networks for one in network.parameters()}
-    free = (one for one in model.parameters() if one.requires_grad and id(one) not in inner)
-    return sum(one.numel() for one in free)
+    return calibration, logs, float(uncalibrated.mean())
 
 
 @torch.no_grad()

@@ -16,8 +16,16 @@ from torch import Tensor
 
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
 from gpclml.evaluation.copies import copied_rows
-from gpclml.tables.columns import CategoryColumn, Kind, column_of, numbers_of, texts_of
-from gpclml.tables.encoding import MOST_LEVELS, InputEncoding, fit_inputs
+from gpclml.tables.encoding import (
+    MOST_LEVELS,
+    CategoryColumn,
+    InputEncoding,
+    Kind,
+    column_of,
+    fit_inputs,
+    numbers_of,
+    texts_of,
+)
 from gpclml.tables.missing import filled
 from gpclml.tables.reading import (
     LEAST_TESTED,

@@ -2,34 +2,257 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from gpclml.errors import ArgumentError
-from gpclml.tables.columns import (
-    CategoryColumn,
-    Kind,
-    NumberColumn,
-    category_places,
-    column_of,
-    columns_of,
-    fit_column,
-)
 
 if TYPE_CHECKING:
     import pandas
     from numpy.typing import NDArray
 
-__all__ = ["MOST_LEVELS", "InputEncoding", "fit_inputs"]
+__all__ = [
+    "MOST_LEVELS",
+    "MOST_WILD",
+    "CategoryColumn",
+    "InputEncoding",
+    "Kind",
+    "NumberColumn",
+    "column_of",
+    "fit_inputs",
+    "kind_of",
+    "numbers_of",
+    "texts_of",
+    "unusual_values",
+]
 
 MOST_LEVELS = 50
 """Levels of a category that become inputs."""
 
 _FEW_MISSING, _FEW_MISSING_SHARE = 5, 0.1  # rows from which on what they have in common is learned
 _MOST_TOLD = 20  # names of columns
+
+NumberKind = Literal["number", "boolean", "date"]
+Kind = Literal["number", "boolean", "date", "category", "empty", "other"]
+
+_ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"
+_DOTTED_DATE = re.compile(r"\s*(\d{1,2})\.(\d{1,2})\.(\d{4})((?: \d{2}:\d{2}(?::\d{2})?)?)\s*")
+_MICROSECONDS_OF_A_DAY = 86_400_000_000
+_BOOLEANS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
+_SUGGESTION = "Leave those cells empty, or correct them."
+_IF_MIXED = 'Set those values to NaN, or convert the column by astype("category").'
+
+
+def column_of(table: pandas.DataFrame, name: str) -> pandas.Series:
+    """The column of a table with a name that only one column has."""
+    return cast("pandas.Series", table[name])
+
+
+def kind_of(column: pandas.Series, if_mixed: str = _IF_MIXED) -> Kind:
+    """The kind of the values in a column.
+
+    Dates are values of a date type and texts such as 2024-05-31, or 31.05.2024 with the day before
+    the month, with or without a time. A column of texts that are all
+    numbers is a column of numbers. An ``"empty"`` column has no value;
+    columns of lists, dictionaries and complex numbers are ``"other"``.
+
+    Args:
+        column: The values.
+        if_mixed: The last sentence of the error, which says what to do.
+
+    Raises:
+        ArgumentError: Some of the texts are numbers, and others are not.
+    """
+    import pandas
+    from pandas.api import types
+
+    values = column.dropna()
+    dtype = values.dtype
+    if len(values) == 0:
+        return "empty"
+    if types.is_bool_dtype(dtype) and not isinstance(dtype, pandas.CategoricalDtype):
+        return "boolean"
+    if types.is_complex_dtype(dtype):
+        return "other"
+    if types.is_numeric_dtype(dtype) or types.is_timedelta64_dtype(dtype):
+        return "number"
+    if types.is_datetime64_any_dtype(dtype):
+        return "date"
+    if isinstance(dtype, pandas.CategoricalDtype):
+        return "category"
+    if values.map(lambda value: isinstance(value, bool | np.bool_)).all():
+        return "boolean"
+    if values.map(lambda value: not np.isscalar(value) and hasattr(value, "__len__")).any():
+        return "other"
+    numeric = _to_numeric(values).notna().to_numpy()
+    if numeric.all():
+        return "number"
+    texts = values.astype(str).str.strip()
+    if texts.map(_in_iso).str.fullmatch(_ISO_DATE).all():
+        return "date"
+    if numeric.any():
+        expected = f"numbers alone, as the {int(numeric.sum())} others are"
+        _check_all(values, numeric, expected, if_mixed)
+    return "category"
+
+
+def numbers_of(column: pandas.Series, kind: NumberKind) -> NDArray[np.float64]:
+    """The values of a column as numbers, NaN where missing.
+
+    Booleans are 0 and 1, dates days since the first of January 1970 in UTC, durations days.
+    """
+    import pandas
+    from pandas.api import types
+
+    if kind == "date":
+        dates = pandas.to_datetime(column.map(_in_iso), errors="coerce", utc=True, format="ISO8601")
+        # The default of pandas, nanoseconds, ends in the year 2262.
+        microseconds = dates.dt.as_unit("us").astype("int64").where(dates.notna())
+        result = microseconds / _MICROSECONDS_OF_A_DAY
+        expected = "dates such as 2024-05-31 or 31.05.2024"
+    elif kind == "boolean":
+        result = column.astype(object).map(
+            lambda value: _BOOLEANS.get(str(value).strip().lower(), np.nan)
+        )
+        expected = "true and false"
+    elif types.is_timedelta64_dtype(column.dtype):
+        result, expected = column / pandas.Timedelta(days=1), "durations"
+    else:
+        result, expected = _to_numeric(column), "numbers"
+    numbers = result.to_numpy(dtype=np.float64, na_value=np.nan)
+    _check_all(column, ~np.isnan(numbers) | column.isna().to_numpy(), expected)
+    infinite = np.isinf(numbers)
+    if infinite.any():
+        rows = ", ".join(_row(row) for row in column.index[infinite][:3])
+        got = f"{int(infinite.sum())} infinite values (row {rows})"
+        raise ArgumentError(f"column {column.name!r}", got, "finite numbers", _SUGGESTION)
+    return numbers
+
+
+def _in_iso(value: Any) -> Any:
+    """A date such as 31.05.2024 as 2024-05-31; whatever else it is stays."""
+    match = _DOTTED_DATE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    day, month, year, time = match.groups()
+    return f"{year}-{int(month):02}-{int(day):02}{time}"
+
+
+def texts_of(column: pandas.Series) -> NDArray[np.object_]:
+    """The categories of a column as texts, None where missing; 2.0 is ``"2"``."""
+    texts = [
+        str(int(value)) if isinstance(value, float | np.floating) and float(value).is_integer()
+        else str(value).strip()
+        for value in column.astype(object)
+    ]  # fmt: skip
+    return np.where(column.isna(), None, np.array(texts, dtype=object))
+
+
+def _to_numeric(column: pandas.Series) -> pandas.Series:
+    import pandas
+    from pandas.api import types
+
+    if types.is_numeric_dtype(column.dtype):
+        return column
+    texts = column.astype(object).map(
+        lambda value: value.strip() if isinstance(value, str) else value
+    )
+    return cast("pandas.Series", pandas.to_numeric(texts, errors="coerce"))
+
+
+def _check_all(
+    column: pandas.Series, fine: NDArray[np.bool_], expected: str, suggestion: str = _SUGGESTION
+) -> None:
+    if not fine.all():
+        bad = cast("pandas.Series", column[~fine])
+        shown = ", ".join(f"{value!r} (row {_row(row)})" for row, value in bad.head(3).items())
+        count = f"{len(bad)} of {len(column)} values such as {shown}"
+        raise ArgumentError(f"column {column.name!r}", count, expected, suggestion)
+
+
+def _row(label: object) -> str:
+    """The number of a row for the user: from 1, without the line of column names."""
+    return str(int(label) + 1) if isinstance(label, int | np.integer) else str(label)
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """A column that becomes a number: booleans 0 and 1, dates days since 1970.
+
+    Attributes:
+        name: Name of the column.
+        kind: Kind of its values.
+        has_missing: Whether a second input is 1 where values are missing.
+        codes: Numbers that stand for a missing value.
+        limits: The least and the largest value; others are moved there. None for no limits.
+        note: A sentence on codes or limits.
+    """
+
+    name: str
+    kind: NumberKind = "number"
+    has_missing: bool = False
+    codes: tuple[float, ...] = ()
+    limits: tuple[float, float] | None = None
+    note: str = ""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that the column becomes."""
+        return (self.name, f"{self.name} is missing") if self.has_missing else (self.name,)
+
+    def encode(self, column: pandas.Series) -> NDArray[np.float64]:
+        """Inputs ``(n, k)``, the number NaN where it is missing."""
+        numbers = numbers_of(column, self.kind)
+        numbers = np.where(np.isin(numbers, self.codes), np.nan, numbers)
+        if self.limits is not None:
+            numbers = numbers.clip(*self.limits)
+        if not self.has_missing:
+            return numbers[:, None]
+        return np.column_stack([numbers, np.isnan(numbers)])
+
+
+@dataclass(frozen=True)
+class CategoryColumn:
+    """A column of categories: one input for each level, which is 1 where the value is that level.
+
+    A value that is not among the levels has zeros everywhere.
+
+    Attributes:
+        name: Name of the column.
+        levels: The levels.
+        has_missing: Whether a missing value counts as one more level, the last; if not, rows with
+            missing values have NaN.
+    """
+
+    name: str
+    levels: tuple[str, ...]
+    has_missing: bool = False
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that the column becomes."""
+        names = tuple(f"{self.name} = {level}" for level in self.levels)
+        return (*names, f"{self.name} is missing") if self.has_missing else names
+
+    def encode(self, column: pandas.Series) -> NDArray[np.float64]:
+        """Inputs ``(n, k)``."""
+        levels = np.array(self.levels, dtype=object)
+        inputs = (texts_of(column)[:, None] == levels).astype(np.float64)
+        missing = column.isna().to_numpy()
+        if self.has_missing:
+            return np.column_stack([inputs, missing])
+        inputs[missing] = np.nan
+        return inputs
+
+    def unknown(self, column: pandas.Series) -> dict[str, int]:
+        """Values that are not among the levels, and how many rows have each of them."""
+        counts = Counter(text for text in texts_of(column) if text is not None)
+        return {level: count for level, count in counts.items() if level not in self.levels}
 
 
 @dataclass(frozen=True)
@@ -57,7 +280,9 @@ class InputEncoding:
     @property
     def categories(self) -> list[list[int]]:
         """For each category the indices of its levels among the inputs."""
-        return category_places(self.columns)
+        slices = self.slices
+        groups = [slices[each.name] for each in self.columns if isinstance(each, CategoryColumn)]
+        return [list(range(group.start, group.stop)) for group in groups]
 
     @property
     def notes(self) -> list[str]:
@@ -81,13 +306,8 @@ class InputEncoding:
                 "all columns that are inputs of the model",
                 f"Add or rename columns; there are {there}{more}.",
             )
-        inputs = [np.empty((len(table), 0))]
-        for column in self.columns:
-            values = column.encode(column_of(table, names[column.name]))
-            if isinstance(column, NumberColumn) and column.has_missing:
-                values[values[:, 1] == 1, 0] = np.nan
-            inputs.append(values)
-        return np.hstack(inputs)
+        inputs = [column.encode(column_of(table, names[column.name])) for column in self.columns]
+        return np.hstack([np.empty((len(table), 0)), *inputs])
 
     def note_on_unknown(self, unknown: NDArray[np.bool_]) -> str:
         """A sentence on unknown inputs ``(n, d)`` of columns that hardly any training row lacks."""
@@ -106,24 +326,129 @@ class InputEncoding:
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> InputEncoding:
         """What ``asdict`` made of one; a KeyError or TypeError if it is something else."""
-        return cls(columns_of(content["columns"]), content["left_out"])
+        columns = []
+        for stored in content["columns"]:
+            values: dict[str, Any] = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in stored.items()
+            }
+            columns.append(
+                CategoryColumn(**values) if "levels" in values else NumberColumn(**values)
+            )
+        return cls(tuple(columns), content["left_out"])
 
 
 def fit_inputs(table: pandas.DataFrame, kinds: Mapping[Any, Kind]) -> InputEncoding:
     """Decides on training rows how the columns of these kinds become inputs.
 
     Numbers stay numbers, booleans become 0 and 1, dates days since 1970, and a category one input
-    for each of its levels, at most the 50 that most rows have. A missing number is replaced by the
-    median, with an input that is 1 where it was missing; a missing category is a level of its own.
+    for each of its levels, at most the 50 that most rows have. Numbers far from all others are
+    codes for missing values, or wild (:func:`unusual_values`). Where at least 10 % of the rows, and
+    five of them, lack a value, an input is 1 there; a missing category is then a level of its own.
     Columns without a value, or of lists, are left out.
     """
     columns, left_out = [], {}
     least = max(_FEW_MISSING, _FEW_MISSING_SHARE * len(table))
-    for name, kind in kinds.items():
+    for label, kind in kinds.items():
+        name, column = str(label), column_of(table, label)
         if kind == "empty":
-            left_out[str(name)] = "no values"
+            left_out[name] = "no values"
         elif kind == "other":
-            left_out[str(name)] = "values that are lists or objects"
+            left_out[name] = "values that are lists or objects"
+        elif kind == "category":
+            # Sorted, so that of levels of as many rows the first in the alphabet are taken.
+            texts = Counter(sorted(text for text in texts_of(column) if text is not None))
+            levels = tuple(sorted(text for text, _ in texts.most_common(MOST_LEVELS)))
+            columns.append(CategoryColumn(name, levels, int(column.isna().sum()) >= least))
         else:
-            columns.append(fit_column(column_of(table, name), kind, least, MOST_LEVELS))
+            numbers = numbers_of(column, kind)
+            made = NumberColumn(name, kind)
+            if kind != "boolean":
+                made = _robust(made, numbers)
+            missing = np.isnan(numbers) | np.isin(numbers, made.codes)
+            columns.append(replace(made, has_missing=int(missing.sum()) >= least))
     return InputEncoding(tuple(columns), left_out)
+
+
+_FAR = 5.0  # ranges of the other values that unusual ones are away from them
+_MOST_CODES = 3
+
+MOST_WILD = 0.05
+"""Largest share of the values of a column that are wild."""
+
+
+def unusual_values(
+    numbers: NDArray[np.float64],
+) -> tuple[tuple[float, ...], tuple[float, float] | None]:
+    """Codes for missing values among numbers, and the limits of the others if some are wild.
+
+    Unusual are values of a minority, farther from all others than five times the range of these;
+    or, of codes such as -999 or 9999, than the range. Up to 5 % of the numbers are wild: a slip of
+    the keyboard, or a lost decimal point. If there are more, or they have no digits but nines, up
+    to three different ones, each there at least twice, are codes. A column of which more than half
+    is one value has no unusual ones: in it few values say anything.
+
+    Args:
+        numbers: The values, ``(n,)``, NaN where missing.
+
+    Returns:
+        The codes; and the least and the largest of the values that are not unusual, None where all
+        are usual.
+    """
+    values, counts = np.unique(numbers[~np.isnan(numbers)], return_counts=True)
+    total = counts.sum()
+    codes: list[float] = []
+    all_values = len(values)
+    while len(values) > 2 and 2 * counts.max() <= counts.sum():
+        below = counts.cumsum()[:-1]
+        upper = 2 * below < counts.sum()  # where those above the gap are most
+        # At the other end a few values may be wild too.
+        ends = np.array([MOST_WILD, 1 - MOST_WILD]) * counts.sum()
+        low, high = values[np.searchsorted(counts.cumsum(), ends).clip(max=len(values) - 1)]
+        with np.errstate(over="ignore"):
+            ranges = np.where(upper, high - values[1:], values[:-1] - low)
+            gaps = np.diff(values)
+        out = np.where(upper, below, counts.sum() - below)
+        numbers_out = np.where(upper, np.arange(1, len(values)), np.arange(len(values) - 1, 0, -1))
+        nines = numbers_out == 1
+        nines &= np.where(upper, _are_nines(values[:1]), _are_nines(values[-1:]))
+        far = (ranges > 0) & (2 * out < total) & (gaps / np.where(nines, 1.0, _FAR) > ranges)
+        if not far.any():
+            break
+        split = int(np.flatnonzero(far)[out[far].argmax()])
+        outside = slice(0, split + 1) if upper[split] else slice(split + 1, None)
+        inside = slice(split + 1, None) if upper[split] else slice(0, split + 1)
+        few = counts[outside].sum() <= max(1.0, MOST_WILD * total)
+        repeated = counts[outside].min() > 1 and len(values[outside]) + len(codes) <= _MOST_CODES
+        if repeated and (not few or _are_nines(values[outside]).all()):
+            codes += values[outside].tolist()
+        elif not few:
+            break
+        values, counts = values[inside], counts[inside]
+    limits = None if len(values) == all_values else (float(values[0]), float(values[-1]))
+    return tuple(codes), limits
+
+
+def _are_nines(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether a value has no digits but nines, and at least three of them."""
+    size = np.abs(values)
+    with np.errstate(divide="ignore"):
+        return (size >= 999) & (np.log10(size + 1) % 1 == 0)
+
+
+def _robust(column: NumberColumn, numbers: NDArray[np.float64]) -> NumberColumn:
+    """The column with its codes, its limits where numbers are beyond them, and a note on both."""
+    codes, limits = unusual_values(numbers)
+    if limits is None:
+        return column
+    least, most = limits
+    said = [
+        f"{int((numbers == code).sum())} values are {code:g}, taken for missing" for code in codes
+    ]
+    beyond = numbers[((numbers < least) | (numbers > most)) & ~np.isin(numbers, codes)]
+    if len(beyond):
+        values = "1 value is" if len(beyond) == 1 else f"{len(beyond)} values are"
+        far = beyond[np.abs(beyond).argmax()]
+        said.append(f"{values} moved to the nearest of the others, {far:g} the farthest")
+    note = f"Column {column.name!r}: {', '.join(said)}; all others lie from {least:g} to {most:g}."
+    return replace(column, codes=codes, limits=limits if len(beyond) else None, note=note)

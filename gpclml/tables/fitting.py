@@ -22,9 +22,8 @@ from gpclml._utils.files import write_atomically
 from gpclml.errors import ArgumentError, DataError
 from gpclml.evaluation.scores import leave_one_out, log_marginal_likelihood
 from gpclml.models import GPRegression
-from gpclml.tables.columns import column_of, numbers_of
 from gpclml.tables.data import TableData, read_table_data
-from gpclml.tables.encoding import InputEncoding
+from gpclml.tables.encoding import InputEncoding, column_of, numbers_of
 from gpclml.tables.folders import (
     MODEL,
     files_of,

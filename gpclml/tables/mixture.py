@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -78,8 +78,8 @@ class StackedPrediction:
     ) -> None:
         if not bool((degrees > 2).all()):
             raise ArgumentError("degrees", float(degrees.min()), "numbers above 2")
-        self.warps: tuple[Warp | None, ...] = tuple(
-            [None] * len(weights) if warps is None else warps
+        self.warps: tuple[Warp | None, ...] = (
+            (None,) * len(weights) if warps is None else tuple(warps)
         )
         if len(self.warps) != len(weights):
             raise ArgumentError(
@@ -95,9 +95,11 @@ class StackedPrediction:
         self.degrees = degrees
         self.locations = locations
         self.scales = scales
-        self._w, self._loc, self._scale, self._nu = (
-            part.detach().cpu().double().numpy() for part in (weights, locations, scales, degrees)
+        self._w, self._loc, self._scale, nu = (
+            values.detach().cpu().double().numpy()
+            for values in (weights, locations, scales, degrees)
         )
+        self._nu = nu[:, None]
 
     def __len__(self) -> int:
         return self.locations.shape[-1]
@@ -108,24 +110,23 @@ class StackedPrediction:
     @property
     def mean(self) -> Tensor:
         """The means, ``(m,)``; those of transformed targets by quadrature."""
-        return self._given(self._w @ self._moments[0])
+        return self._like_inputs(self._w @ self._moments[0])
 
     @property
     def variance(self) -> Tensor:
         """The variances, of the components and between them, ``(m,)``."""
         means, variances = self._moments
-        return self._given(self._w @ (variances + (means - self._w @ means) ** 2))
+        return self._like_inputs(self._w @ (variances + (means - self._w @ means) ** 2))
 
     @cached_property
     def _moments(self) -> tuple[Array, Array]:
         """Means and variances of the components, ``(K, m)``."""
-        means, variances = self._loc.copy(), self._scale**2
-        for place, (warp, nu) in enumerate(zip(self.warps, self._nu, strict=True)):
+        # nu / (nu - 2), which is 1 for infinite nu
+        means, variances = self._loc.copy(), self._scale**2 / (1 - 2 / self._nu)
+        for k, warp in enumerate(self.warps):
             if warp is not None:
-                own = torch.from_numpy(self._loc[place]), torch.from_numpy(self._scale[place])
-                means[place], variances[place] = (part.numpy() for part in warp.moments(*own))
-            elif np.isfinite(nu):
-                variances[place] *= nu / (nu - 2)
+                normal = torch.from_numpy(self._loc[k]), torch.from_numpy(self._scale[k])
+                means[k], variances[k] = (moment.numpy() for moment in warp.moments(*normal))
         return means, variances
 
     @property
@@ -148,7 +149,7 @@ class StackedPrediction:
             ShapeError: There is not one target for each row.
             NonFiniteError: A target is not finite.
         """
-        return self._given(self._log_density(self._targets(y)))
+        return self._like_inputs(self._log_density(self._targets(y)))
 
     @takes_arrays()
     @checked(y="(m,)")
@@ -161,8 +162,7 @@ class StackedPrediction:
         Raises:
             ShapeError, NonFiniteError: As for :meth:`log_density`.
         """
-        values = self._targets(y)
-        return self._given(np.where(values < self._lowest, 0.0, self._cdf(values)))
+        return self._like_inputs(self._cdf_of_targets(self._targets(y)))
 
     @checked
     def quantile(self, probability: float | Sequence[float] | Tensor) -> Tensor:
@@ -183,10 +183,15 @@ class StackedPrediction:
             A safeguarded Newton search between the least and the largest quantile of the
             components; about ten evaluations of the distribution function.
         """
-        if isinstance(probability, float | int | np.number):
-            return self._given(self._as_targets(self._quantile(_probability(float(probability)))))
-        found = [self._as_targets(self._quantile(_probability(float(one)))) for one in probability]
-        return self._given(np.stack(found, -1) if found else np.empty((len(self), 0)))
+        is_single = isinstance(probability, float | int | np.number)
+        probabilities = [float(p) for p in ([probability] if is_single else probability)]
+        for p in probabilities:
+            if not 0 < p < 1:
+                raise ArgumentError("probability", p, "numbers between 0 and 1")
+        columns = [self._rounded(self._quantile(p)) for p in probabilities]
+        if is_single:
+            return self._like_inputs(columns[0])
+        return self._like_inputs(np.stack(columns, -1) if columns else np.empty((len(self), 0)))
 
     @checked
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -220,19 +225,18 @@ class StackedPrediction:
         check_counts(count=count)
         draws = np.random.default_rng(int(seed) & (2**64 - 1))
         shape = (count, len(self))
-        shares = self._w / self._w.sum()
-        chosen = draws.choice(len(shares), size=shape, p=shares)
+        chosen = draws.choice(len(self._w), size=shape, p=self._w / self._w.sum())
         normal = draws.standard_normal(shape)
-        nu = self._nu[chosen]
+        nu = self._nu[chosen, 0]
         heavy = np.isfinite(nu)
         chi_square = draws.chisquare(np.where(heavy, nu, 1.0))
-        t = np.where(heavy, normal * np.sqrt(nu / chi_square, where=heavy, out=nu.copy()), normal)
+        t = normal * np.sqrt(np.where(heavy, nu, chi_square) / chi_square)
         rows = np.arange(len(self))
         drawn = self._loc[chosen, rows] + self._scale[chosen, rows] * t
-        for place, warp in enumerate(self.warps):
+        for k, warp in enumerate(self.warps):
             if warp is not None:
-                drawn = np.where(chosen == place, _inverse(warp, drawn), drawn)
-        return self._given(self._as_targets(drawn))
+                drawn = np.where(chosen == k, _inverse(warp, drawn), drawn)
+        return self._like_inputs(self._rounded(drawn))
 
     @takes_arrays()
     @checked(y="(m,)")
@@ -253,26 +257,26 @@ class StackedPrediction:
         Raises:
             ShapeError, NonFiniteError: As for :meth:`log_density`.
         """
-        y_ = self._targets(y)
+        targets = self._targets(y)
         inner = np.stack([self._quantile(p) for p in (_TAIL, 0.01, 0.5, 0.99, 1 - _TAIL)])
-        lowest, highest = np.minimum(inner[0], y_), np.maximum(inner[-1], y_)
-        inside = np.vstack([inner[1:-1], np.full_like(y_, self._lowest)]).clip(lowest, highest)
-        edges = np.sort(np.vstack([lowest, inside, y_, highest]), 0)
+        lowest, highest = np.minimum(inner[0], targets), np.maximum(inner[-1], targets)
+        inside = np.vstack([inner[1:-1], np.full_like(targets, self._lowest)])
+        edges = np.sort(np.vstack([lowest, inside.clip(lowest, highest), targets, highest]), 0)
         nodes, shares = np.polynomial.legendre.leggauss(_NODES)
-        total = np.zeros_like(y_)
+        total = np.zeros_like(targets)
         for left, right in pairwise(edges):
             middle, half = 0.5 * (left + right), 0.5 * (right - left)
             for node, share in zip(nodes, shares, strict=True):
                 z = middle + half * node
-                below = np.where(z < self._lowest, 0.0, self._cdf(z))
-                total += share * half * (below - (y_ <= z)) ** 2
-        return self._given(total)
+                total += share * half * (self._cdf_of_targets(z) - (targets <= z)) ** 2
+        return self._like_inputs(total)
 
     @property
     def _lowest(self) -> float:
         return 0.0 if self.counts else -math.inf
 
-    def _as_targets(self, values: Array) -> Array:
+    def _rounded(self, values: Array) -> Array:
+        """Whole numbers from zero on, where targets are counts."""
         return np.maximum(np.ceil(values - 0.5), 0.0) if self.counts else values
 
     def _targets(self, y: Tensor) -> Array:
@@ -281,34 +285,44 @@ class StackedPrediction:
         check_finite("y", y)
         return y.detach().cpu().double().numpy()
 
-    def _given(self, values: Array) -> Tensor:
+    def _like_inputs(self, values: Array) -> Tensor:
         return torch.as_tensor(values).to(self.locations)
 
-    def _over_components(self, function: Callable[[Array, float], Array], y: Array) -> Array:
-        """A function of standardized values and degrees of freedom, ``(K, m)``."""
-        warped = np.stack([y if warp is None else _forward(warp, y) for warp in self.warps])
-        standardized = (warped - self._loc) / self._scale
-        return np.stack([function(z, nu) for z, nu in zip(standardized, self._nu, strict=True)])
+    def _standardized(self, y: Array) -> Array:
+        """Targets ``(m,)`` in units of the components, ``(K, m)``."""
+        warped = np.stack([
+            y if warp is None else warp.forward(torch.from_numpy(y)).numpy() for warp in self.warps
+        ])  # fmt: skip
+        return (warped - self._loc) / self._scale
 
     def _log_density(self, y: Array) -> Array:
         from scipy.special import logsumexp
+        from scipy.stats import t
 
         with np.errstate(over="ignore"):  # far away a density is zero
-            logs = self._over_components(log_t_density, y) - np.log(self._scale)
-        for place, warp in enumerate(self.warps):
+            logs = t.logpdf(self._standardized(y), self._nu) - np.log(self._scale)
+        for k, warp in enumerate(self.warps):
             if warp is not None:
-                logs[place] += warp.log_slope(torch.from_numpy(y)).numpy()
+                logs[k] += warp.log_slope(torch.from_numpy(y)).numpy()
         return np.asarray(logsumexp(logs, axis=0, b=self._w[:, None]))
 
     def _cdf(self, y: Array) -> Array:
-        return self._w @ self._over_components(t_cdf, y)
+        from scipy.stats import t
+
+        return self._w @ t.cdf(self._standardized(y), self._nu)
+
+    def _cdf_of_targets(self, y: Array) -> Array:
+        """Of counts the probability below zero is moved to zero."""
+        return np.where(y < self._lowest, 0.0, self._cdf(y))
 
     def _quantile(self, probability: float) -> Array:
-        own = np.array([t_quantile(probability, nu) for nu in self._nu])
-        ends = self._loc + self._scale * own[:, None]
-        for place, warp in enumerate(self.warps):
+        """The continuous quantile of each row, ``(m,)``."""
+        from scipy.stats import t
+
+        ends = self._loc + self._scale * t.ppf(probability, self._nu)
+        for k, warp in enumerate(self.warps):
             if warp is not None:
-                ends[place] = _inverse(warp, ends[place])
+                ends[k] = _inverse(warp, ends[k])
         # A component without weight has no say.
         ends = ends[self._w > 0]
         low, high = ends.min(0), ends.max(0)
@@ -317,8 +331,8 @@ class StackedPrediction:
             excess = self._cdf(y) - probability
             low, high = np.where(excess < 0, y, low), np.where(excess < 0, high, y)
             with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-                step = excess / np.exp(self._log_density(y))
-            newton = y - step
+                newton = y - excess / np.exp(self._log_density(y))
+            # Where Newton's step leaves the bracket, bisection.
             inside = (newton > low) & (newton < high)
             moved = np.where(inside, newton, 0.5 * (low + high))
             moved = np.where(excess == 0, y, moved)
@@ -329,39 +343,5 @@ class StackedPrediction:
         return y
 
 
-def _forward(warp: Warp, y: Array) -> Array:
-    return warp.forward(torch.from_numpy(y)).numpy()
-
-
 def _inverse(warp: Warp, z: Array) -> Array:
     return warp.inverse(torch.from_numpy(z)).numpy()
-
-
-def _probability(value: float) -> float:
-    if not 0 < value < 1:
-        raise ArgumentError("probability", value, "numbers between 0 and 1")
-    return float(value)
-
-
-def log_t_density(z: Array, nu: float) -> Array:
-    """The log density of Student's t distribution; of the normal for infinite ``nu``."""
-    from scipy.special import gammaln
-
-    if math.isinf(nu):
-        return -0.5 * z**2 - 0.5 * math.log(2 * math.pi)
-    constant = gammaln(0.5 * (nu + 1)) - gammaln(0.5 * nu) - 0.5 * math.log(nu * math.pi)
-    return constant - 0.5 * (nu + 1) * np.log1p(z**2 / nu)
-
-
-def t_cdf(z: Array, nu: float) -> Array:
-    """The distribution function of Student's t; of the normal for infinite ``nu``."""
-    from scipy.special import ndtr, stdtr
-
-    return ndtr(z) if math.isinf(nu) else stdtr(nu, z)
-
-
-def t_quantile(probability: float, nu: float) -> float:
-    """The inverse of :func:`t_cdf`."""
-    from scipy.special import ndtri, stdtrit
-
-    return float(ndtri(probability) if math.isinf(nu) else stdtrit(nu, probability))

@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 
 from gpclml._utils.arguments import seeded
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
-from gpclml.tables.columns import Kind, column_of, kind_of, numbers_of
+from gpclml.tables.encoding import Kind, column_of, kind_of, numbers_of
 
 if TYPE_CHECKING:
     import pandas

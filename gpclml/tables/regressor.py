@@ -24,8 +24,7 @@ from sklearn.utils.validation import (
 from gpclml._utils.arguments import callers_level, check_counts, checked
 from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError, DataError
-from gpclml.tables.columns import Kind, column_of, kind_of
-from gpclml.tables.encoding import InputEncoding, fit_inputs
+from gpclml.tables.encoding import InputEncoding, Kind, column_of, fit_inputs, kind_of
 from gpclml.tables.missing import filled
 from gpclml.tables.mixture import StackedPrediction
 from gpclml.tables.stacked import LEAST_ROWS, StackedGP
@@ -81,7 +80,7 @@ class Regressor(RegressorMixin, BaseEstimator):
 
     Numbers far from all others that are there several times, such as -999, are missing values;
     others as far, of at most 5 % of the rows, are moved to the nearest of the rest
-    (``gpclml.tables.columns.unusual_values``). A warning says so.
+    (``gpclml.tables.encoding.unusual_values``). A warning says so.
 
     Args:
         candidates: Names of the models; None for those of a :class:`StackedGP`.

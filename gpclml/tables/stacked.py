@@ -27,14 +27,11 @@ from gpclml.tables.candidates import (
     FitOptions,
     fit_candidates,
     ordered_by_cost,
-)
-from gpclml.tables.columns import MOST_WILD, unusual_values
-from gpclml.tables.components import (
-    Component,
     restored_component,
-    scored_by_loo,
     stored_component,
 )
+from gpclml.tables.components import Component
+from gpclml.tables.encoding import MOST_WILD, unusual_values
 from gpclml.tables.missing import averaged, unknown_inputs
 from gpclml.tables.mixture import StackedPrediction
 
@@ -184,18 +181,18 @@ class StackedGP:
         x, y, columns = _checked(x, y)
         x, y, self.copies = _without_copies(x, y)
         x = _without_wild_values(x)
-        rows = _drawn_rows(len(y), self.fit_rows, self.seed, x.device)
+        rows = None
+        if len(y) > self.fit_rows:
+            drawn = torch.randperm(len(y), generator=seeded(self.seed))
+            rows = drawn[: self.fit_rows].sort().values.to(x.device)
         groups = _checked_categories(categories, x.shape[1])
-        options = FitOptions(rows, self.seed, self.restarts, time_budget, categories=groups)
+        options = FitOptions(
+            rows, self.seed, self.restarts, time_budget, categories=groups,
+            calibrated=self.calibrate,
+        )  # fmt: skip
         names = self.candidates or DEFAULT_CANDIDATES + ("deep",) * (len(y) >= DEEP_ROWS)
         fits, failures = fit_candidates(names, x, y, options, n_jobs=n_jobs, progress=progress)
-        found: list[tuple[Component, Tensor]] = []
-        for name, fit in fits.items():
-            try:
-                found.append(scored_by_loo(name, fit, y, self.calibrate))
-            except Exception as error:  # whatever it is, the others are worth having
-                failures[name] = f"{type(error).__name__}: {error}"
-        if not found:
+        if not fits:
             said = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
             raise UnsupportedError(
                 "candidates", f"none that could be fitted ({said})", "at least one"
@@ -203,12 +200,13 @@ class StackedGP:
         if failures:
             said = "; ".join(f"{name} ({reason})" for name, reason in failures.items())
             warnings.warn(f"Left out of the stack: {said}.", FitWarning, stacklevel=callers_level())
-        logs = torch.stack([logs for _, logs in found])
+        logs = torch.stack([component.log_densities for component in fits.values()])
         weights = stacking_weights(logs, pseudo_counts=self.pseudo_counts).tolist()
         components = [
-            replace(one, weight=weight) for (one, _), weight in zip(found, weights, strict=True)
+            replace(component, weight=weight)
+            for component, weight in zip(fits.values(), weights, strict=True)
         ]
-        self.components = tuple(sorted(components, key=lambda one: -one.weight))
+        self.components = tuple(sorted(components, key=lambda component: -component.weight))
         self.failures, self._x, self._y, self._categories = failures, x, y, groups
         self._columns = columns
         return self
@@ -241,16 +239,16 @@ class StackedGP:
         train_x = self._check_fitted()
         if x.shape[1:] != train_x.shape[1:] or x.device != train_x.device:
             self._moments(x)  # says what is wrong with them
-        tails = torch.tensor([one.calibration.tail_variance for one in self.components])
+        calibrations = [component.calibration for component in self.components]
+        tails = torch.tensor([calibration.tail_variance for calibration in calibrations])
         locations, scales = averaged(
             self._moments, x, train_x, self._categories, tails.to(x).reshape(-1, 1), self.seed
         )
-        degrees = [one.calibration.degrees for one in self.components]
+        degrees = torch.tensor([calibration.degrees for calibration in calibrations]).to(x)
+        warps = [component.warp for component in self.components]
         return StackedPrediction(
-            self._weights(x), locations, scales,
-            torch.tensor(degrees).to(x), [one.warp for one in self.components],
-            counts=self.counts,
-        )  # fmt: skip
+            self._weights(x), locations, scales, degrees, warps, counts=self.counts
+        )
 
     def unknown_inputs(self, x: Tensor) -> Tensor:
         """Which inputs of points are averaged over: NaN, and levels that no training row has.
@@ -266,10 +264,10 @@ class StackedGP:
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Locations and scales of the components at points, ``(K, m)`` each."""
         locations, scales = [], []
-        for one in self.components:
-            normal = one.model.predict(x, marginal=True)
+        for component in self.components:
+            normal = component.model.predict(x, marginal=True)
             locations.append(normal.mean)
-            scales.append(normal.variance.sqrt() * one.calibration.scales(normal.mean))
+            scales.append(normal.variance.sqrt() * component.calibration.scales(normal.mean))
         return torch.stack(locations), torch.stack(scales)
 
     @property
@@ -324,22 +322,22 @@ class StackedGP:
         if output_indices not in (None, [0]):
             raise ArgumentError("output_indices", output_indices, "None or [0]")
         X = self._points(X, "X")
-        parts = [one.moments(X, observation_noise) for one in self.components]
-        means = torch.stack([own for own, _ in parts])
+        moments = [component.moments(X, observation_noise) for component in self.components]
+        means = torch.stack([mean for mean, _ in moments])
         weights = self._weights(X)
         mean = (weights.reshape(-1, *[1] * (means.ndim - 1)) * means).sum(0)
-        covariance = torch.zeros_like(parts[0][1])
-        for weight, (own, spread) in zip(weights, parts, strict=True):
-            apart = own - mean
-            between = apart.unsqueeze(-1) * apart.unsqueeze(-2)
+        covariance = torch.zeros_like(moments[0][1])
+        for weight, (center, spread) in zip(weights, moments, strict=True):
+            off = center - mean
+            between = off.unsqueeze(-1) * off.unsqueeze(-2)
             covariance = covariance + weight * (spread + between)
         posterior = GPyTorchPosterior(PosteriorNormal(mean, covariance))
         return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
 
     def __repr__(self) -> str:
-        parts = [f"{one.weight:.2f} {one.name}" for one in self.components]
+        terms = [f"{component.weight:.2f} {component.name}" for component in self.components]
         names = ", ".join(self.candidates or DEFAULT_CANDIDATES)
-        return f"StackedGP({' + '.join(parts) or names + ': not fitted'})"
+        return f"StackedGP({' + '.join(terms) or names + ': not fitted'})"
 
     def _repr_html_(self) -> str:
         return self.summary().to_html() if self.components else f"<pre>{self!r}</pre>"
@@ -362,16 +360,17 @@ class StackedGP:
         self._check_fitted()
         rows: list[dict[str, Any]] = [
             {
-                "weight": one.weight, "loo": one.loo, "loo_uncalibrated": one.loo_uncalibrated,
-                "scale": one.calibration.scale, "degrees": one.calibration.degrees,
-                "slope": one.calibration.slope,
-                "warp": math.nan if one.warp is None else one.warp.power,
-                "seconds": one.seconds, "note": one.note,
+                "weight": component.weight, "loo": component.loo,
+                "loo_uncalibrated": component.loo_uncalibrated,
+                "scale": component.calibration.scale, "degrees": component.calibration.degrees,
+                "slope": component.calibration.slope,
+                "warp": math.nan if component.warp is None else component.warp.power,
+                "seconds": component.seconds, "note": component.note,
             }
-            for one in self.components
+            for component in self.components
         ]  # fmt: skip
         rows += [{"weight": 0.0, "note": f"left out: {why}"} for why in self.failures.values()]
-        names = [*(one.name for one in self.components), *self.failures]
+        names = [*(component.name for component in self.components), *self.failures]
         return pandas.DataFrame(rows, index=pandas.Index(names, name="model"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -406,20 +405,18 @@ class StackedGP:
 
     def __getstate__(self) -> dict[str, Any]:
         # GPyTorch's priors and constraints hold functions that other processes cannot be sent.
-        config = {
-            "candidates": self.candidates and list(self.candidates), "seed": self.seed,
-            "pseudo_counts": self.pseudo_counts, "calibrate": self.calibrate,
-            "fit_rows": self.fit_rows, "restarts": self.restarts,
-            "extrapolation": self.extrapolation,
-        }  # fmt: skip
-        if self._x is None:
-            return {"config": config}
-        return {
-            "config": config, "x": self._x, "y": self._y, "columns": self._columns,
-            "categories": [list(group) for group in self._categories],
-            "components": [stored_component(one) for one in self.components],
-            "failures": dict(self.failures), "copies": self.copies,
-        }  # fmt: skip
+        names = (
+            "candidates", "pseudo_counts", "calibrate", "fit_rows", "restarts", "extrapolation",
+            "seed",
+        )  # fmt: skip
+        content: dict[str, Any] = {"config": {name: getattr(self, name) for name in names}}
+        if self._x is not None:
+            content |= {
+                "x": self._x, "y": self._y, "columns": self._columns, "copies": self.copies,
+                "categories": self._categories, "failures": dict(self.failures),
+                "components": [stored_component(component) for component in self.components],
+            }  # fmt: skip
+        return content
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._restore(state, "what was sent")
@@ -430,13 +427,12 @@ class StackedGP:
             if "components" not in content:
                 return
             self._x, self._y, self._columns = (content[name] for name in ("x", "y", "columns"))
-            self._categories = tuple(map(tuple, content["categories"]))
+            self._categories, self.copies = content["categories"], content["copies"]
             self.components = tuple(
-                restored_component(one, content["x"], content["y"], self.seed, self._categories)
-                for one in content["components"]
+                restored_component(stored, content["x"], content["y"], self.seed, self._categories)
+                for stored in content["components"]
             )
             self.failures = content["failures"]
-            self.copies = content.get("copies", 0)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             said = f"path: {origin} cannot be restored ({type(error).__name__}: {error})"
             raise DataError(f"{said}. Take a copy of it, or save the stack again.") from error
@@ -460,7 +456,8 @@ class StackedGP:
         return torch.where(made.isfinite(), moved, made)
 
     def _weights(self, like: Tensor) -> Tensor:
-        return torch.tensor([one.weight for one in self.components], dtype=torch.float64).to(like)
+        weights = [component.weight for component in self.components]
+        return torch.tensor(weights, dtype=torch.float64).to(like)
 
 
 def _checked(x: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor, list[str] | None]:
@@ -480,7 +477,7 @@ def _checked(x: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor, list[str] | No
 
 def _without_copies(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, int]:
     """The rows that are no copies of others, and how many are; a warning says so."""
-    copied = torch.from_numpy(copied_rows(*(part.cpu().double().numpy() for part in (x, y))))
+    copied = torch.from_numpy(copied_rows(x.cpu().double().numpy(), y.cpu().double().numpy()))
     count, kept = int(copied.sum()), (~copied).to(x.device)
     if not count:
         return x, y, 0
@@ -508,17 +505,10 @@ def _without_wild_values(x: Tensor) -> Tensor:
     return made
 
 
-def _drawn_rows(count: int, most: int, seed: int, device: torch.device) -> Tensor | None:
-    if count <= most:
-        return None
-    drawn = torch.randperm(count, generator=seeded(seed))
-    return drawn[:most].sort().values.to(device)
-
-
 def _checked_categories(groups: Sequence[Sequence[int]], count: int) -> tuple[tuple[int, ...], ...]:
-    found = tuple(tuple(int(column) for column in group) for group in groups)
-    columns = [column for group in found for column in group]
-    if not all(found) or len(set(columns)) < len(columns) or not set(columns) <= set(range(count)):
+    made = tuple(tuple(int(column) for column in group) for group in groups)
+    columns = [column for group in made for column in group]
+    if not all(made) or len(set(columns)) < len(columns) or not set(columns) <= set(range(count)):
         expected = f"groups of columns 0 to {count - 1}, none of them empty, and no column twice"
-        raise ArgumentError("categories", [list(group) for group in found], expected)
-    return found
+        raise ArgumentError("categories", [list(group) for group in made], expected)
+    return made

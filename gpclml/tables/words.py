@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpclml.evaluation import Comparison
 from gpclml.evaluation.findings import joined
-from gpclml.tables.columns import CategoryColumn, NumberColumn
-from gpclml.tables.encoding import InputEncoding
+from gpclml.tables.encoding import CategoryColumn, InputEncoding, NumberColumn
 from gpclml.tables.predictions import PREDICTED_SHARE, Choice, ColumnEffect, PredictionScores
 from gpclml.tables.recipes import FittedModel
 

@@ -13,8 +13,7 @@ from scipy.stats import norm
 from gpclml.inference import posterior
 from gpclml.linalg import dense, safe_cholesky
 from gpclml.models import GPRegression
-from gpclml.tables.columns import kind_of
-from gpclml.tables.encoding import fit_inputs
+from gpclml.tables.encoding import fit_inputs, kind_of
 from gpclml.tables.predictions import (
     PredictionScores,
     choose,

@@ -116,9 +116,10 @@ def test_scales_and_density():
     calibration = Calibration(2.0, 4.0, 0.5, center=1.0, width=3.0)
     assert calibration.tail_variance == pytest.approx(stats.t(4.0).var())
     assert Calibration(3.0).tail_variance == 1.0
-    locations, values = np.array([1.0, 4.0, -99.0, 99.0]), np.array([-1.0, 0.5, 0.0, 2.0])
+    locations = torch.tensor([1.0, 4.0, -99.0, 99.0], dtype=torch.float64)
+    values = torch.tensor([-1.0, 0.5, 0.0, 2.0], dtype=torch.float64)
     scales = 2.0 * np.exp([0.0, 0.5, -1.0, 1.0])  # the last two as of two widths
-    np.testing.assert_allclose(calibration.scales(torch.from_numpy(locations)).numpy(), scales)
+    np.testing.assert_allclose(calibration.scales(locations), scales)
     np.testing.assert_allclose(
         calibration.log_density(values, locations), stats.t(4.0, scale=scales).logpdf(values)
     )

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from gpclml import Regressor
 from gpclml.errors import ArgumentError, UnknownNameError
-from gpclml.tables.columns import kind_of
 from gpclml.tables.data import read_table_data
-from gpclml.tables.encoding import InputEncoding, fit_inputs
+from gpclml.tables.encoding import InputEncoding, fit_inputs, kind_of
 from gpclml.tables.reading import read_table
 from gpclml.tables.recipes import TableOptions
 

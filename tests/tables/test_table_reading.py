@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from gpclml.errors import ArgumentError, DataError
-from gpclml.tables.columns import kind_of, numbers_of
+from gpclml.tables.encoding import kind_of, numbers_of
 from gpclml.tables.reading import read_table
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpclml import Regressor, StackedGP
-from gpclml.tables.columns import unusual_values
+from gpclml.tables.encoding import unusual_values
 from gpclml.tables.missing import completions
 
 FAST = ("linear", "matern", "categories")
