@@ -6,6 +6,7 @@ docstrings. Values (positive, between 0 and 1, finite) are a function's own busi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -21,7 +22,7 @@ import torch
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpclml._utils.annotations import FEW, describe, first_unlike, fits, is_integer, known_names
+from gpclml._utils.annotations import FEW, describe, is_integer, known_names, mismatch
 from gpclml.errors import (
     ArgumentError,
     DataError,
@@ -47,6 +48,8 @@ _KINDS = {
         lambda dtype: not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool,
     ),
 }
+
+_SIZES = ("in_features", "in_channels", "num_features", "normalized_shape")
 
 _SEEDS = (-(2**63), 2**64 - 1)
 
@@ -226,10 +229,11 @@ class _Check:
         scope, hints = getattr(self.function, "__globals__", {}), {}
         for p in parameters:
             if p.kind is not p.VAR_KEYWORD and isinstance(p.annotation, str):
-                try:
-                    hints[p.name] = eval(p.annotation, scope, _OfTypeCheckers())
-                except (NameError, AttributeError, TypeError, ImportError):
-                    continue  # a name that type checkers alone know
+                # Names that modules import for type checkers alone are not checked, but for pandas.
+                frames = "pandas." in p.annotation
+                local = {"pandas": importlib.import_module("pandas")} if frames else {}
+                with contextlib.suppress(NameError, AttributeError, TypeError):
+                    hints[p.name] = eval(p.annotation, scope, local)
         return names, rest, hints
 
     def __call__(self, args: tuple, kwargs: dict[str, Any]) -> _Sizes:
@@ -290,7 +294,7 @@ def _taken_by_layer(error: Exception) -> str:
     Empty for all other errors, such as lack of memory and errors of the caller's own modules: these
     are not about the input.
     """
-    layer: object = None
+    layer: Any = None
     value: object = None
     traceback = error.__traceback__
     while traceback is not None:
@@ -298,45 +302,24 @@ def _taken_by_layer(error: Exception) -> str:
         if isinstance(scope.get("self"), torch.nn.Module):
             layer, value = scope["self"], scope.get("input", scope.get("x"))
         traceback = traceback.tb_next
-    if not isinstance(layer, torch.nn.Module) or not isinstance(value, Tensor):
+    size = next((getattr(layer, name) for name in _SIZES if hasattr(layer, name)), None)
+    of_torch = type(layer).__module__.startswith("torch.nn.")
+    if size is None or not of_torch or not isinstance(value, Tensor):
         return ""
-    size, axes = None, {}  # which axis has which size, by the number of dimensions
-    if isinstance(layer, torch.nn.Linear):
-        size, axes = layer.in_features, {value.ndim: value.ndim - 1}
-    elif isinstance(layer, torch.nn.modules.conv._ConvNd):
-        count = len(layer.kernel_size)
-        size, axes = layer.in_channels, {count + 1: 0, count + 2: 1}
-    elif isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
-        kinds = torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d
-        count = next((k for k, kind in enumerate(kinds, 1) if isinstance(layer, kind)), 0)
-        size = layer.num_features
-        axes = {count + 2: 1, **({2: 1} if count == 1 else {})} if count else {value.ndim: 1}
-    elif isinstance(layer, torch.nn.LayerNorm):
-        size, axes = layer.normalized_shape[-1], {value.ndim: value.ndim - 1}
-    if size is None:
-        return ""
-    name = type(layer).__name__
-    weight = layer.weight
+    name, weight = type(layer).__name__, layer.weight
     if isinstance(weight, Tensor) and value.device != weight.device:
         return f"A {name} on {weight.device} got {value.device}"
-    if (
-        isinstance(weight, Tensor)
-        and value.dtype != weight.dtype
-        and not torch.is_autocast_enabled(value.device.type)
-    ):
+    autocast = torch.is_autocast_enabled(value.device.type)
+    if isinstance(weight, Tensor) and value.dtype != weight.dtype and not autocast:
         return f"A {name} of {weight.dtype} got {value.dtype}"
-    if value.ndim not in axes or not value.ndim or value.shape[axes[value.ndim]] != size:
-        return f"A {name} takes {size} channels, and {tuple(value.shape)} came"
+    try:
+        # Without numbers nothing but a shape can be refused.
+        state = {n: t.to("meta") for n, t in [*layer.named_parameters(), *layer.named_buffers()]}
+        torch.func.functional_call(layer, state, (value.to("meta"),))
+    except (RuntimeError, ValueError):
+        channels = size[-1] if isinstance(size, tuple) else size
+        return f"A {name} takes {channels} channels, and {tuple(value.shape)} came"
     return ""
-
-
-class _OfTypeCheckers(dict):
-    """Names that modules import for type checkers alone, imported when an annotation has them."""
-
-    def __missing__(self, name: str) -> Any:
-        if name == "pandas":
-            return importlib.import_module(name)
-        raise KeyError(name)
 
 
 _SUGGESTIONS = {
@@ -353,8 +336,8 @@ _SUGGESTIONS = {
 
 
 def _check_type(name: str, value: object, hint: Any) -> None:
-    if not fits(value, hint):
-        name, value, hint = first_unlike(name, value, hint)
+    if unlike := mismatch(name, value, hint):
+        name, value, hint = unlike
         shown = repr(value) if isinstance(value, bool | int | float | complex) else type(value)
         got = shown if isinstance(shown, str) else shown.__name__
         if isinstance(value, type):
