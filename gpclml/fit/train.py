@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -24,29 +23,31 @@ STEPS = 300
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 
+_COURSE = ("history", "looks", "scores", "best")  # what a checkpoint has of a training
+
 
 def optimizer_factory(optimizer: str | OptimizerFactory) -> OptimizerFactory | None:
     """What makes an optimizer of parameters and ``lr``; None for the line search."""
+    if isinstance(optimizer, str):
+        factories = {"lbfgs": None, "adam": torch.optim.Adam}
+        if optimizer not in factories:
+            raise UnknownNameError("optimizer", optimizer, factories)
+        return factories[optimizer]
+    name = getattr(optimizer, "__name__", type(optimizer).__name__)
     if isinstance(optimizer, type) and not issubclass(optimizer, torch.optim.Optimizer):
-        raise UnsupportedError("optimizer", optimizer.__name__, "a class of torch.optim")
-    if callable(optimizer):
-        return partial(_make_optimizer, optimizer)
-    factories = {"lbfgs": None, "adam": torch.optim.Adam}
-    if optimizer not in factories:
-        raise UnknownNameError("optimizer", optimizer, factories)
-    return factories[optimizer]
-
-
-def _make_optimizer(factory: OptimizerFactory, parameters: Any, lr: float) -> torch.optim.Optimizer:
-    name = getattr(factory, "__name__", type(factory).__name__)
+        raise UnsupportedError("optimizer", name, "a class of torch.optim")
     expected = "a class of torch.optim, or a function of parameters and lr that makes one"
-    try:
-        made = factory(parameters, lr=lr)
-    except TypeError as error:
-        raise UnsupportedError("optimizer", f"{name} ({error})", expected) from error
-    if not isinstance(made, torch.optim.Optimizer):
-        raise UnsupportedError("optimizer", f"{name}, which made no optimizer", expected)
-    return made
+
+    def make(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        try:
+            made = cast(Any, optimizer)(parameters, lr=lr)
+        except TypeError as error:
+            raise UnsupportedError("optimizer", f"{name} ({error})", expected) from error
+        if not isinstance(made, torch.optim.Optimizer):
+            raise UnsupportedError("optimizer", f"{name}, which made no optimizer", expected)
+        return made
+
+    return make
 
 
 def trainable(mll: torch.nn.Module) -> dict[str, Tensor]:
@@ -223,14 +224,11 @@ class Training:
         return {
             "state": copied_state(self._mll),
             "best_state": self.best_state,
-            "optimizers": [copy.deepcopy(one.state_dict()) for one in self._optimizers],
+            "optimizers": copy.deepcopy([each.state_dict() for each in self._optimizers]),
             "generator": None if self._generator is None else self._generator.get_state(),
-            "course": {
-                "history": list(self.history), "looks": list(self.looks),
-                "scores": list(self.scores), "best": self.best, "seconds": self.seconds,
-            },
+            "course": {name: copy.copy(getattr(self, name)) for name in (*_COURSE, "seconds")},
             "settings": self._settings,
-        }  # fmt: skip
+        }
 
     def _write(self, content: dict[str, Any]) -> None:
         assert self._path is not None
@@ -253,7 +251,7 @@ class Training:
         try:
             course = dict(content["course"])
             self._start -= course.pop("seconds")
-            for name in ("history", "looks", "scores", "best"):
+            for name in _COURSE:
                 setattr(self, name, course[name])
             for optimizer, state in zip(self._optimizers, content["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
@@ -273,16 +271,14 @@ def _check_settings(
 ) -> None:
     """Raises a DataError, which names all differences, where it is of another training."""
     unlike = [
-        name
-        for name in {**given, **stored}
+        name for name in {**given, **stored}
         if name not in given or name not in stored or given[name] != stored[name]
-    ]
+    ]  # fmt: skip
     if unlike:
+        values = {name: (repr(stored.get(name)), repr(given.get(name))) for name in unlike}
         told = ", ".join(
-            f"{name} ({stored.get(name)!r} there, {given.get(name)!r} here)"
-            if all(len(repr(settings.get(name))) < 40 for settings in (stored, given))
-            else name
-            for name in unlike
+            f"{name} ({there} there, {here} here)" if max(len(there), len(here)) < 40 else name
+            for name, (there, here) in values.items()
         )
         raise DataError(
             f"checkpoint: {path} is of a training that differs in {told}. Give data and settings "
