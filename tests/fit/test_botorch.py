@@ -84,8 +84,8 @@ def test_a_search_of_botorch_that_goes_on_ends_at_the_same_hyperparameters(d):
     fit_mll(ours, progress=False)
     assert lml(ours) == pytest.approx(lml(theirs), abs=1e-6)
     for name in ("likelihood.noise", "model.covar_module.lengthscale"):
-        found, expected = (attrgetter(name)(mll) for mll in (ours, theirs))
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=0.0)
+        result, expected = (attrgetter(name)(mll) for mll in (ours, theirs))
+        torch.testing.assert_close(result, expected, rtol=1e-3, atol=0.0)
 
 
 def test_it_is_the_search_of_fit_mll():
@@ -110,16 +110,16 @@ def test_outputs_and_lists_of_models():
 def test_steps_callback_and_time_end_a_search_with_its_best_parameters():
     seen = []
     mll = objective().train()
-    found = fit_gpytorch_mll_fused(
+    result = fit_gpytorch_mll_fused(
         mll, options={"maxiter": 3}, callback=lambda parameters, result: seen.append(result)
     )
-    assert (found.step, found.status) == (3, OptimizationStatus.STOPPED)
+    assert (result.step, result.status) == (3, OptimizationStatus.STOPPED)
     assert [result.step for result in seen] == [1, 2, 3]
-    assert found.fval == seen[-1].fval
+    assert result.fval == seen[-1].fval
     mll = objective().train()
     before = lml(mll)
-    found = fit_gpytorch_mll_fused(mll, timeout_sec=0.0)
-    assert (found.step, found.status) == (1, OptimizationStatus.STOPPED)
+    result = fit_gpytorch_mll_fused(mll, timeout_sec=0.0)
+    assert (result.step, result.status) == (1, OptimizationStatus.STOPPED)
     assert lml(mll) > before
 
 
@@ -185,11 +185,11 @@ def test_a_search_that_ends_on_a_steep_slope_goes_on(monkeypatch):
     fit_gpytorch_mll(theirs, optimizer=fit_gpytorch_mll_fused)
 
     def lazy(*args, options, **others):  # it says that it has converged after three steps
-        found = minimize(
+        result = minimize(
             *args, options={**options, "maxiter": min(options["maxiter"], 3)}, **others
         )
-        found.status = 0
-        return found
+        result.status = 0
+        return result
 
     minimize = scipy.optimize.minimize
     monkeypatch.setattr(scipy.optimize, "minimize", lazy)
@@ -241,9 +241,9 @@ def test_restarts_with_a_prior_that_nothing_can_set_keep_the_best_attempt():
     model.covar_module.register_prior(
         "scale", GammaPrior(2.0, 0.5), lambda kernel: kernel.outputscale
     )
-    found = fit_mll(whole_lml(model), restarts=2, progress=False)
-    assert found.objective == max(found.attempts)
-    assert len(found.attempts) == 3
+    result = fit_mll(whole_lml(model), restarts=2, progress=False)
+    assert result.objective == max(result.attempts)
+    assert len(result.attempts) == 3
 
 
 def test_a_step_out_of_the_support_of_a_prior_is_too_long():
@@ -254,8 +254,8 @@ def test_a_step_out_of_the_support_of_a_prior_is_too_long():
     start = -fixed_loss(mll.train()).item()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the slope at the edge may be steep
-        found = fit_mll(mll, progress=False)
-    assert found.objective > start
+        result = fit_mll(mll, progress=False)
+    assert result.objective > start
     assert kernel.lengthscale.max() <= 30.0
 
 
@@ -264,8 +264,8 @@ def test_data_that_require_a_gradient_are_fitted_as_others(optimizer):
     plain = rows()
     tracked = [values.clone().requires_grad_() for values in plain]
     models = GPRegression(*tracked), GPRegression(*plain)
-    found = [fit_mll(whole_lml(model), optimizer, steps=10, progress=False) for model in models]
-    assert found[0].objective == pytest.approx(found[1].objective, rel=1e-9)
+    result = [fit_mll(whole_lml(model), optimizer, steps=10, progress=False) for model in models]
+    assert result[0].objective == pytest.approx(result[1].objective, rel=1e-9)
     assert all(values.grad is None for values in tracked)
     assert models[0].train_inputs[0].requires_grad
 
@@ -318,7 +318,7 @@ def test_a_fantasy_is_the_model_of_the_points_and_the_draws():
     draws = sampler(model.posterior(new_x, observation_noise=True))
     assert fantasies.batch_shape == (4,)
     assert model.train_inputs[0].shape == x.shape
-    found = fantasies.posterior(test_x)
+    result = fantasies.posterior(test_x)
     for index, draw in enumerate(draws):
         whole = copy.deepcopy(model)
         targets = model.target_standardizer.transform(draw.squeeze(-1))
@@ -326,8 +326,8 @@ def test_a_fantasy_is_the_model_of_the_points_and_the_draws():
             torch.cat([x, new_x]), torch.cat([model.train_targets, targets]), strict=False
         )
         expected = whole.posterior(test_x)
-        torch.testing.assert_close(found.mean[index], expected.mean)
-        torch.testing.assert_close(found.variance[index], expected.variance)
+        torch.testing.assert_close(result.mean[index], expected.mean)
+        torch.testing.assert_close(result.variance[index], expected.variance)
 
 
 def test_conditioning_asks_for_points_and_targets_that_fit():

@@ -220,12 +220,12 @@ def test_a_fit_that_returns_the_mean_starts_again():
     assert lost.starts == 1
     assert "start from other lengthscales" in lost.message
     mll = isotropic(x, y)
-    found = fit_mll(mll, progress=False)
-    assert found.converged
-    assert found.message == ""
-    assert found.starts == 2
-    assert found.objective > lost.objective + 0.9
-    assert found.history[-1] == pytest.approx(found.objective, abs=1e-9)
+    result = fit_mll(mll, progress=False)
+    assert result.converged
+    assert result.message == ""
+    assert result.starts == 2
+    assert result.objective > lost.objective + 0.9
+    assert result.history[-1] == pytest.approx(result.objective, abs=1e-9)
     prediction = mll.model(x + 1e-6).mean
     assert torch.corrcoef(torch.stack([prediction, y]))[0, 1] > 0.98
     # From a start that does well there is one search.

@@ -378,9 +378,9 @@ def test_steps_on_hyperparameters_see_all_batches_of_a_loader():
         assert second.history == pytest.approx(first.history, rel=1e-9)
         torch.testing.assert_close(*map(state, (batches, whole)), rtol=1e-6, atol=1e-8)
     estimate = objective(FunctionSpace())
-    found = fit_online(estimate, loader(), **options)
+    result = fit_online(estimate, loader(), **options)
     values = [len(x) * float(estimate.evidence_of(x, y)().detach()) for x, y in loader()]
-    assert found.objective == pytest.approx(sum(values) / N)
+    assert result.objective == pytest.approx(sum(values) / N)
 
 
 def test_evidence_of_a_loader_is_the_sum_and_that_of_all_points():
@@ -422,12 +422,12 @@ def test_predictions_from_a_loader(method):
     many = x.repeat(20, 1, 1, 1)
     points = DataLoader(TensorDataset(many), batch_size=99)
     for given in (points, [(x, y)] * 20):
-        found = posterior.predict(given, method, draws=9, progress=False).probs
-        assert torch.equal(found, posterior.predict(many, method, draws=9).probs)
+        result = posterior.predict(given, method, draws=9, progress=False).probs
+        assert torch.equal(result, posterior.predict(many, method, draws=9).probs)
     weights = {"4.bias": torch.randn(3, 3, dtype=torch.float64)}
     for outputs in (sampled_outputs, linearized_outputs):
-        found = outputs(made, weights, points)
-        torch.testing.assert_close(found, outputs(made, weights, many))
+        result = outputs(made, weights, points)
+        torch.testing.assert_close(result, outputs(made, weights, many))
 
 
 def once():

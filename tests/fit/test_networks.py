@@ -114,7 +114,7 @@ def test_fits_of_networks_and_of_sums_begin_with_the_warm_start():
     x, y = rows()
     model, warm = GPRegression(x, y, kernel="deep"), GPRegression(x, y, kernel="deep")
     warm_start(warm)
-    results = [fit_networks(objective(one), steps=4, progress=False) for one in (model, warm)]
+    results = [fit_networks(objective(m), steps=4, progress=False) for m in (model, warm)]
     assert equal(model, warm)
     assert results[0].gains == results[1].gains
     members = [GPRegression(x, y, kernel=kernel) for kernel in ("deep", "rbf")]

@@ -24,8 +24,7 @@ from sklearn.datasets import load_diabetes
 from gpclml import ConditionalMarginalLogLikelihood, GPRegression, fit_mll
 from gpclml.conditioning import LastPoints, LeaveOneOut, RandomHoldout
 from gpclml.fit import FitWarning, fit_gpytorch_mll_fused
-from gpclml.fit.diagnosis import predicts_in_its_type
-from gpclml.fit.search import Vector, bounds_of, limited_rounding, one_thread
+from gpclml.fit.search import Vector, bounds_of, one_thread
 from gpclml.mlls.fixed_loss import FixedLoss, fixed_loss
 
 SOFTPLUS = torch.nn.Softplus(beta=3.0)
@@ -109,9 +108,8 @@ def test_coordinates_are_logarithms_where_hyperparameters_are_positive():
     kernel = mll.model.covar_module
     positive = mll.likelihood.noise, kernel.outputscale, kernel.base_kernel.lengthscale
     expected = [torch.zeros(1), *(values.log() for values in (*positive, kernel.base_kernel.alpha))]
-    found = begun(mll).best
     joined = torch.cat([values.detach().flatten() for values in expected]).numpy()
-    np.testing.assert_allclose(np.sort(found), np.sort(joined), rtol=1e-12)
+    np.testing.assert_allclose(np.sort(begun(mll).best), np.sort(joined), rtol=1e-12)
 
 
 def test_bounds_are_reached_and_not_passed_and_a_flat_direction_stays_finite():
@@ -140,12 +138,10 @@ def test_a_point_that_is_not_finite_has_no_loss_and_changes_nothing():
 
 
 def test_float32_parameters_move_in_the_same_coordinates():
-    found = []
-    for dtype in (torch.float32, torch.float64):
-        with begun(objective(Positive(), dtype=dtype)) as vector:
-            found.append(vector(vector.best.copy()))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
-    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-3, atol=1e-5)
+    vectors = [begun(objective(Positive(), dtype=t)) for t in (torch.float32, torch.float64)]
+    (value, slope), (expected, exact) = (vector(vector.best.copy()) for vector in vectors)
+    assert value == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_allclose(slope, exact, rtol=1e-3, atol=1e-5)
 
 
 def test_a_search_takes_half_of_the_steps_of_one_in_raw_parameters():
@@ -225,26 +221,6 @@ def test_a_fitted_float32_model_of_botorch_predicts_a_smooth_function(kernel, ki
     assert not list(model.added_loss_terms())
 
 
-@pytest.mark.filterwarnings("ignore")  # BoTorch's of float32; of jitter
-def test_a_model_without_digits_is_told_and_its_limit_is_a_term_of_the_objective():
-    x, y, _ = smooth()
-    model = SingleTaskGP(x, y, covar_module=ScaleKernel(MaternKernel(ard_num_dims=2)))
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    model.likelihood.noise, model.covar_module.outputscale = 1e-3, 1.0
-    assert predicts_in_its_type(mll)
-    with limited_rounding(mll, 1e4):
-        within = fixed_loss(mll)
-    torch.testing.assert_close(within, fixed_loss(mll))
-    model.covar_module.outputscale = 1e5
-    model.covar_module.base_kernel.lengthscale = 30.0
-    assert not predicts_in_its_type(mll)
-    assert model.training
-    with limited_rounding(mll, 1e4):
-        beyond = fixed_loss(mll)
-    excess = torch.tensor(1e8 / 1e4).log().square()
-    torch.testing.assert_close(beyond - fixed_loss(mll), excess, rtol=1e-3, atol=0)
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_shape_that_is_no_longer_a_parameter_stays_finite():
     x, y, _ = smooth(1)
@@ -278,8 +254,8 @@ def test_few_points_with_noise_that_the_fit_takes_for_exact(seed):
     assert result.problem == "noise"
     assert not result.converged
     assert model.likelihood.noise.item() < 1.1e-4
-    found = model.predict(x[30:], marginal=True)
-    inside = (y[30:] - found.mean).abs() < 1.96 * found.stddev
+    predicted = model.predict(x[30:], marginal=True)
+    inside = (y[30:] - predicted.mean).abs() < 1.96 * predicted.stddev
     assert float(inside.double().mean()) < 0.85  # of what should be .95
 
 

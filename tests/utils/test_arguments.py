@@ -27,14 +27,14 @@ class Drawable(Protocol):
 
 
 @checked(x="float (*batch, n, d)", y="float (*batch, n)", labels="integer (n,)", order="index (n,)")
-def of_tensors(
+def takes_tensors(
     x: Tensor, y: Tensor | None = None, labels: Tensor | None = None, order: Tensor | None = None
 ) -> str:
     return "taken"
 
 
 @checked
-def of_values(
+def takes_values(
     count: int = 1,
     rate: float = 0.5,
     flag: bool = True,
@@ -49,7 +49,7 @@ def of_values(
     pair: tuple[float, float] = (0.0, 1.0),
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
-    *rest: int,
+    *counts: int,
     either: Literal["a", "b"] | torch.nn.Module | None = None,
     anything=None,
 ) -> str:
@@ -58,7 +58,7 @@ def of_values(
 
 @pytest.mark.parametrize(("x", "y"), [((3, 2), (3,)), ((3, 2), (4, 3)), ((4, 1, 3, 2), (5, 3))])
 def test_shapes_that_fit_are_taken(x, y):
-    assert of_tensors(torch.ones(x), torch.ones(y)) == "taken"
+    assert takes_tensors(torch.ones(x), torch.ones(y)) == "taken"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_shapes_that_fit_are_taken(x, y):
 )
 def test_shapes_that_do_not_fit_are_told(x, y, message):
     with pytest.raises(ShapeError, match=message):
-        of_tensors(torch.ones(x), torch.ones(y))
+        takes_tensors(torch.ones(x), torch.ones(y))
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_shapes_that_do_not_fit_are_told(x, y, message):
         ({"x": torch.ones(3, 2), "y": "y"}, "y: got str, expected a tensor or None"),
     ],
 )
-def test_types_of_tensors_are_told(arguments, message):
+def test_types_takes_tensors_are_told(arguments, message):
     with pytest.raises(ArgumentError, match=message):
-        of_tensors(**arguments)
+        takes_tensors(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_types_of_tensors_are_told(arguments, message):
     ],
 )  # fmt: skip
 def test_values_that_fit_are_taken(arguments):
-    assert of_values(**arguments) == "taken"
+    assert takes_values(**arguments) == "taken"
 
 
 @pytest.mark.parametrize(
@@ -145,19 +145,21 @@ def test_values_that_fit_are_taken(arguments):
 )
 def test_values_that_do_not_fit_are_told(arguments, message):
     with pytest.raises(ArgumentError, match=message):
-        of_values(**arguments)
+        takes_values(**arguments)
 
 
 def test_a_wrong_type_is_a_type_error_and_not_a_number_a_value_that_is_not_finite():
     with pytest.raises(TypeError):
-        of_values("x")  # pyright: ignore[reportArgumentType]
+        takes_values("x")  # pyright: ignore[reportArgumentType]
     assert issubclass(UnsupportedError, ArgumentError)
     with pytest.raises(NonFiniteError, match="rate: got nan"):
-        of_values(rate=float("nan"))
-    with pytest.raises(ArgumentError, match="rest: got str"):
-        of_values(*[1, 0.5, True, "", "a", (), (), None, None, None, None, (0, 1), 0, {}], 1, "x")
+        takes_values(rate=float("nan"))
+    with pytest.raises(ArgumentError, match="counts: got str"):
+        takes_values(
+            *[1, 0.5, True, "", "a", (), (), None, None, None, None, (0, 1), 0, {}], 1, "x"
+        )
     with pytest.raises(TypeError, match="unexpected keyword"):
-        of_values(other=1)  # pyright: ignore[reportCallIssue]
+        takes_values(other=1)  # pyright: ignore[reportCallIssue]
 
 
 def test_a_late_check_looks_at_arguments_only_where_something_failed():

@@ -249,15 +249,15 @@ def test_what_is_written_is_read_as_it_was(tmp_path):
     }
     numbers = [np.int64(3), np.float32(0.5), np.bool_(True), np.str_("b"), np.float64(0.1)]
     write_checkpoint(path, "a kind", {**content, "numbers": numbers})
-    found = read_checkpoint(path, "a kind")
+    result = read_checkpoint(path, "a kind")
     # Shared memory is stored once, and views without what they do not show.
     assert 200_000 + 360_000 < path.stat().st_size < 200_000 + 360_000 + 20_000
     for name, entry in content.items():
-        assert digest(found[name]) == digest(entry)
-    assert found["state"]._metadata == content["state"]._metadata
+        assert digest(result[name]) == digest(entry)
+    assert result["state"]._metadata == content["state"]._metadata
     assert many.untyped_storage().nbytes() == 400_000
-    assert found["numbers"] == [3, 0.5, True, "b", 0.1]
-    assert [type(number) for number in found["numbers"]] == [int, float, bool, str, float]
+    assert result["numbers"] == [3, 0.5, True, "b", 0.1]
+    assert [type(number) for number in result["numbers"]] == [int, float, bool, str, float]
 
 
 # ------------------------------------------------------------------ files
