@@ -6,6 +6,7 @@ docstrings. Values (positive, between 0 and 1, finite) are a function's own busi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -21,7 +22,7 @@ import torch
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpclml._utils.annotations import FEW, describe, first_unlike, fits, is_integer, known_names
+from gpclml._utils.annotations import FEW, describe, is_integer, known_names, mismatch
 from gpclml.errors import (
     ArgumentError,
     DataError,
@@ -47,6 +48,8 @@ _KINDS = {
         lambda dtype: not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool,
     ),
 }
+
+_SIZES = ("in_features", "in_channels", "num_features", "normalized_shape")
 
 _SEEDS = (-(2**63), 2**64 - 1)
 
@@ -100,7 +103,9 @@ def checked(
     """
     if function is not None:
         return _wrap(function, {}, False, "")
-    patterns = {name: [_Pattern(part) for part in text.split("|")] for name, text in shapes.items()}
+    patterns = {
+        name: [_Pattern(shape) for shape in text.split("|")] for name, text in shapes.items()
+    }
     return lambda function: _wrap(function, patterns, late, passes_on)
 
 
@@ -222,15 +227,16 @@ class _Check:
         parameters = inspect.signature(self.function).parameters.values()
         kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
         names = tuple(p.name for p in parameters if p.kind in kinds)
-        rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
+        variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
         scope, hints = getattr(self.function, "__globals__", {}), {}
         for p in parameters:
             if p.kind is not p.VAR_KEYWORD and isinstance(p.annotation, str):
-                try:
-                    hints[p.name] = eval(p.annotation, scope, _OfTypeCheckers())
-                except (NameError, AttributeError, TypeError, ImportError):
-                    continue  # a name that type checkers alone know
-        return names, rest, hints
+                # Names that modules import for type checkers alone are not checked, but for pandas.
+                frames = "pandas." in p.annotation
+                local = {"pandas": importlib.import_module("pandas")} if frames else {}
+                with contextlib.suppress(NameError, AttributeError, TypeError):
+                    hints[p.name] = eval(p.annotation, scope, local)
+        return names, variadic, hints
 
     def __call__(self, args: tuple, kwargs: dict[str, Any]) -> _Sizes:
         sizes: _Sizes = {}
@@ -241,15 +247,15 @@ class _Check:
             if name in patterns and isinstance(value, Tensor):
                 _check_tensor(name, value, patterns[name], sizes)
             elif name in patterns and isinstance(value, list | tuple):
-                for place, one in enumerate(value):
-                    if isinstance(one, Tensor):
-                        _check_tensor(f"{name}[{place}]", one, patterns[name], dict(sizes))
+                for index, element in enumerate(value):
+                    if isinstance(element, Tensor):
+                        _check_tensor(f"{name}[{index}]", element, patterns[name], dict(sizes))
         return sizes
 
     def given(self, args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         """Names and values; those beyond the named ones have the name of all of them."""
-        names, rest, _ = self.known
-        further = [(rest, value) for value in args[len(names) :]]
+        names, variadic, _ = self.known
+        further = [(variadic, value) for value in args[len(names) :]]
         return [*zip(names, args, strict=False), *further, *kwargs.items()]
 
     def explain(self, args: tuple, kwargs: dict[str, Any], error: Exception) -> None:
@@ -290,7 +296,7 @@ def _taken_by_layer(error: Exception) -> str:
     Empty for all other errors, such as lack of memory and errors of the caller's own modules: these
     are not about the input.
     """
-    layer: object = None
+    layer: Any = None
     value: object = None
     traceback = error.__traceback__
     while traceback is not None:
@@ -298,45 +304,24 @@ def _taken_by_layer(error: Exception) -> str:
         if isinstance(scope.get("self"), torch.nn.Module):
             layer, value = scope["self"], scope.get("input", scope.get("x"))
         traceback = traceback.tb_next
-    if not isinstance(layer, torch.nn.Module) or not isinstance(value, Tensor):
+    size = next((getattr(layer, name) for name in _SIZES if hasattr(layer, name)), None)
+    is_of_torch = type(layer).__module__.startswith("torch.nn.")
+    if size is None or not is_of_torch or not isinstance(value, Tensor):
         return ""
-    size, axes = None, {}  # which axis has which size, by the number of dimensions
-    if isinstance(layer, torch.nn.Linear):
-        size, axes = layer.in_features, {value.ndim: value.ndim - 1}
-    elif isinstance(layer, torch.nn.modules.conv._ConvNd):
-        count = len(layer.kernel_size)
-        size, axes = layer.in_channels, {count + 1: 0, count + 2: 1}
-    elif isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
-        kinds = torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d
-        count = next((k for k, kind in enumerate(kinds, 1) if isinstance(layer, kind)), 0)
-        size = layer.num_features
-        axes = {count + 2: 1, **({2: 1} if count == 1 else {})} if count else {value.ndim: 1}
-    elif isinstance(layer, torch.nn.LayerNorm):
-        size, axes = layer.normalized_shape[-1], {value.ndim: value.ndim - 1}
-    if size is None:
-        return ""
-    name = type(layer).__name__
-    weight = layer.weight
+    name, weight = type(layer).__name__, layer.weight
     if isinstance(weight, Tensor) and value.device != weight.device:
         return f"A {name} on {weight.device} got {value.device}"
-    if (
-        isinstance(weight, Tensor)
-        and value.dtype != weight.dtype
-        and not torch.is_autocast_enabled(value.device.type)
-    ):
+    autocast = torch.is_autocast_enabled(value.device.type)
+    if isinstance(weight, Tensor) and value.dtype != weight.dtype and not autocast:
         return f"A {name} of {weight.dtype} got {value.dtype}"
-    if value.ndim not in axes or not value.ndim or value.shape[axes[value.ndim]] != size:
-        return f"A {name} takes {size} channels, and {tuple(value.shape)} came"
+    try:
+        # Without numbers nothing but a shape can be refused.
+        state = {n: t.to("meta") for n, t in [*layer.named_parameters(), *layer.named_buffers()]}
+        torch.func.functional_call(layer, state, (value.to("meta"),))
+    except (RuntimeError, ValueError):
+        channels = size[-1] if isinstance(size, tuple) else size
+        return f"A {name} takes {channels} channels, and {tuple(value.shape)} came"
     return ""
-
-
-class _OfTypeCheckers(dict):
-    """Names that modules import for type checkers alone, imported when an annotation has them."""
-
-    def __missing__(self, name: str) -> Any:
-        if name == "pandas":
-            return importlib.import_module(name)
-        raise KeyError(name)
 
 
 _SUGGESTIONS = {
@@ -353,8 +338,8 @@ _SUGGESTIONS = {
 
 
 def _check_type(name: str, value: object, hint: Any) -> None:
-    if not fits(value, hint):
-        name, value, hint = first_unlike(name, value, hint)
+    if unlike := mismatch(name, value, hint):
+        name, value, hint = unlike
         shown = repr(value) if isinstance(value, bool | int | float | complex) else type(value)
         got = shown if isinstance(shown, str) else shown.__name__
         if isinstance(value, type):
@@ -376,9 +361,9 @@ def _check_type(name: str, value: object, hint: Any) -> None:
         raise NonFiniteError(name, value, "a number")
     elif isinstance(value, list | tuple):
         least, most = _INTEGERS
-        for one in value[:FEW]:
-            if isinstance(one, int) and not least <= one <= most:
-                raise ArgumentError(name, one, f"integers from {least} to {most}")
+        for element in value[:FEW]:
+            if isinstance(element, int) and not least <= element <= most:
+                raise ArgumentError(name, element, f"integers from {least} to {most}")
 
 
 class _Pattern:
@@ -388,8 +373,8 @@ class _Pattern:
         match = re.fullmatch(r"\s*(?:(real|float|index|boolean|integer)\s*)?(\(.*\))\s*", text)
         assert match is not None, text
         self.kind, self.text = match[1] or "real", match[2]
-        self.sizes = [part.strip() for part in self.text[1:-1].split(",") if part.strip()]
-        stars = [place for place, part in enumerate(self.sizes) if part.startswith("*")]
+        self.sizes = [label.strip() for label in self.text[1:-1].split(",") if label.strip()]
+        stars = [index for index, label in enumerate(self.sizes) if label.startswith("*")]
         self.star = stars[0] if stars else None
         self.any = self.sizes.pop(self.star) if self.star is not None else ""
 
@@ -399,26 +384,26 @@ class _Pattern:
         if more < 0 or (more > 0 and self.star is None):
             return None
         at = self.star or 0
-        found = dict(known)
-        for part, size in zip(self.sizes, shape[:at] + shape[at + more :], strict=True):
-            label = part.rstrip("?")
-            first = int(part) if part.isdigit() else found.setdefault(label, (size, name))[0]
-            if size != first or (size == 0 and label == part):
+        sizes = dict(known)
+        for text, size in zip(self.sizes, shape[:at] + shape[at + more :], strict=True):
+            label = text.rstrip("?")
+            first = int(text) if text.isdigit() else sizes.setdefault(label, (size, name))[0]
+            if size != first or (size == 0 and label == text):
                 return None
         if self.any and self.any != "*batch":
             middle = shape[at : at + more]
-            if 0 in middle or found.setdefault(self.any, (middle, name))[0] != middle:
+            if 0 in middle or sizes.setdefault(self.any, (middle, name))[0] != middle:
                 return None
         elif self.any:
             batch = shape[at : at + more]
             try:
-                batch = torch.broadcast_shapes(found.get("*batch", (torch.Size(), ""))[0], batch)
+                batch = torch.broadcast_shapes(sizes.get("*batch", (torch.Size(), ""))[0], batch)
             except RuntimeError:
                 return None
             if 0 in batch:
                 return None
-            found["*batch"] = (batch, name)
-        return found
+            sizes["*batch"] = (batch, name)
+        return sizes
 
 
 def _check_tensor(name: str, value: Tensor, patterns: list[_Pattern], sizes: _Sizes) -> None:
@@ -431,11 +416,11 @@ def _check_tensor(name: str, value: Tensor, patterns: list[_Pattern], sizes: _Si
         if bound is not None:
             sizes.update(bound)
             return
-    known = {part.rstrip("?") for pattern in patterns for part in (*pattern.sizes, pattern.any)}
+    known = {label.rstrip("?") for pattern in patterns for label in (*pattern.sizes, pattern.any)}
     given = [
-        f"{part} = {tuple(size) if isinstance(size, torch.Size) else size} as {other} has it"
-        for part, (size, other) in sizes.items()
-        if part in known and other != name
+        f"{label} = {tuple(size) if isinstance(size, torch.Size) else size} as {other} has it"
+        for label, (size, other) in sizes.items()
+        if label in known and other != name
     ]
     expected = " or ".join(pattern.text for pattern in patterns)
     detail = f" with {', '.join(given)}" if given else ", nothing of size zero"

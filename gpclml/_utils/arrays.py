@@ -51,15 +51,15 @@ def takes_arrays(*data: str) -> Callable[[F], F]:
             inputs = getattr(given.get(names[0]), "train_inputs", None)
             if data and inputs:
                 columns = getattr(given[names[0]], "column_names", None)
-                found = {name: given[name] for name in data if given.get(name) is not None}
-                _check_index(found)
-                for name, value in found.items():
+                tables = {name: given[name] for name in data if given.get(name) is not None}
+                _check_index(tables)
+                for name, value in tables.items():
                     known = columns if name == data[0] else None
                     made = points_as_tensor(value, inputs[0], known, name)
                     given[name] = _column(value, made) if name != data[0] else made
-            rest = args[len(names) :]
             named = {name: given[name] for name in kwargs}
-            return function(*(given[name] for name in names[: len(args)]), *rest, **named)
+            positional = [given[name] for name in names[: len(args)]]
+            return function(*positional, *args[len(names) :], **named)
 
         return converts  # pyright: ignore[reportReturnType]
 
@@ -82,7 +82,7 @@ def checked_training_data(train_x: ArrayLike, train_y: ArrayLike) -> TrainingDat
     Tensors of single or double precision stay as they are. All else takes the type and device of
     the one that is such a tensor, else double precision on the CPU.
     """
-    like = next((one for one in (train_x, train_y) if _is_float_tensor(one)), None)
+    like = next((values for values in (train_x, train_y) if _is_float_tensor(values)), None)
     _check_index({"train_x": train_x, "train_y": train_y})
     x, y = _tensor("train_x", train_x, like), _tensor("train_y", train_y, like)
     x = x.unsqueeze(-1) if x.ndim == 1 else x

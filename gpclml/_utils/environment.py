@@ -31,10 +31,10 @@ def seeded_globally(generator: torch.Generator, tensors: Iterable[Tensor]) -> It
     those of all GPUs.
     """
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    places = {tensor.device.index for tensor in tensors if tensor.is_cuda}
-    with torch.random.fork_rng(devices=places, device_type="cuda"):
-        for own in [torch.default_generator, *(torch.cuda.default_generators[i] for i in places)]:
-            own.manual_seed(seed)
+    gpus = {tensor.device.index for tensor in tensors if tensor.is_cuda}
+    with torch.random.fork_rng(devices=gpus, device_type="cuda"):
+        for source in [torch.default_generator, *(torch.cuda.default_generators[i] for i in gpus)]:
+            source.manual_seed(seed)
         yield
 
 
@@ -124,22 +124,15 @@ def load_botorch() -> None:
     """
     if "botorch" in sys.modules:
         return
-    kept = list(_settings())
+    modules = gpytorch.settings, linear_operator.settings
+    kinds = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
+    before = [dict(vars(kind)) for kind in kinds]
     try:
         importlib.import_module("botorch")
     finally:
-        for kind, name, value in kept:
-            if getattr(kind, name) != value:
-                setattr(kind, name, value)
-
-
-def _settings() -> Iterator[tuple[type, str, object]]:
-    """The flags and numbers that the classes of settings hold."""
-    for module in (gpytorch.settings, linear_operator.settings):
-        for kind in vars(module).values():
-            if isinstance(kind, type):
-                for name in dir(kind):
-                    value = getattr(kind, name)
-                    simple = value is None or isinstance(value, bool | int | float)
-                    if simple and not name.startswith("__"):
-                        yield kind, name, value
+        for kind, attributes in zip(kinds, before, strict=True):
+            for name, value in vars(kind).copy().items():
+                if value is not attributes.get(name):
+                    setattr(kind, name, attributes[name]) if name in attributes else delattr(
+                        kind, name
+                    )

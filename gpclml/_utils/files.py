@@ -20,7 +20,6 @@ from torch import Tensor
 
 from gpclml.errors import DataError, UnsupportedError
 
-_LONGEST = 150  # bytes of a file's own name in that of its temporary: file systems allow 255
 _VERSION = 2
 _PRIMITIVES = (str, int, float, bool, bytes, type(None), torch.Size, torch.device)
 
@@ -34,8 +33,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
     and not followed.
     """
     path = Path(path)
-    name = os.fsencode(path.name)[:_LONGEST].decode(errors="ignore")
-    temporary = path.with_name(f"{name}.{secrets.token_hex(16)}.part")
+    temporary = path.with_name(f"gpclml.{secrets.token_hex(16)}.part")
     try:
         with open(temporary, "xb") as file:  # "x" follows no link, and the mode is by the umask
             write(file)

@@ -27,10 +27,10 @@ def check_state(
     path: str | os.PathLike[str], module: torch.nn.Module, state: Mapping[str, Any]
 ) -> None:
     """Raises a DataError where a stored ``state_dict`` has other entries than a module's."""
-    own = module.state_dict()
-    unlike = sorted(own.keys() ^ state.keys()) or [
+    expected = module.state_dict()
+    unlike = sorted(expected.keys() ^ state.keys()) or [
         f"{name}: {tuple(getattr(state[name], 'shape', ()))} stored, {tuple(value.shape)} here"
-        for name, value in own.items()
+        for name, value in expected.items()
         if isinstance(value, Tensor) and getattr(state[name], "shape", None) != value.shape
     ]
     if unlike:
@@ -86,7 +86,7 @@ def versions_of(module: torch.nn.Module) -> tuple[tuple[int, int, int], ...]:
 
 def module_classes(module: torch.nn.Module) -> list[str]:
     """The classes of a module and of all its parts, by name."""
-    return [f"{name}: {type(part).__qualname__}" for name, part in module.named_modules()]
+    return [f"{name}: {type(child).__qualname__}" for name, child in module.named_modules()]
 
 
 def digest(value: Any) -> str:

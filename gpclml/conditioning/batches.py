@@ -31,66 +31,53 @@ Data = Loader | tuple[Tensor, Tensor]
 Points = Tensor | Iterable[Tensor | Sequence[Tensor]]
 """Points, or a loader of points or of sequences that begin with them."""
 
-_EXPECTED = "pairs of tensors, points and targets, as many of both"
-
 
 def batches_of(
     argument: str, data: Data, size: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Points and targets, on the device, from an iterable of pairs or from two tensors."""
-    whole = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor)
-    if whole:
-        x, y = cast("tuple[Tensor, Tensor]", data)
-        _check_pair(argument, (x, y))
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
+        x, y = _checked_pair(argument, data)
         data = zip(x.split(size), y.split(size), strict=True)
     empty = True
     for pair in data:
-        _check_pair(argument, pair)
-        if len(pair[0]):
+        x, y = _checked_pair(argument, pair)
+        if len(x):
             empty = False
-            yield pair[0].to(device), pair[1].to(device)
+            yield x.to(device), y.to(device)
     if empty:
         raise _no_batches(argument)
 
 
 def points_of(argument: str, x: Points, size: int, device: torch.device) -> Iterator[Tensor]:
     """Points, on the device, so many at a time whatever a loader gives."""
-    rest: Tensor | None = None
-    empty = True
-    for one in [x] if isinstance(x, Tensor) else x:
-        points = one[0] if isinstance(one, list | tuple) and len(one) else one
+    left: Tensor | None = None  # fewer than a batch, to which the next ones are joined
+    for element in [x] if isinstance(x, Tensor) else x:
+        points = element[0] if isinstance(element, list | tuple) and len(element) else element
         if not isinstance(points, Tensor) or points.ndim == 0:
-            got = f"an element of type {type(one).__name__}"
+            got = f"an element of type {type(element).__name__}"
             raise ArgumentError(argument, got, "tensors of points, or pairs with targets")
-        if not len(points):
-            continue
-        empty = False
-        points = points.to(device)
-        *whole, rest = (points if rest is None else torch.cat([rest, points])).split(size)
-        yield from whole
-    if rest is not None:
-        yield rest
-    if empty:
+        if len(points):
+            points = points.to(device)
+            *whole, left = (points if left is None else torch.cat([left, points])).split(size)
+            yield from whole
+    if left is None:
         raise _no_batches(argument)
+    yield left
 
 
-def _check_values(x: Tensor, y: Tensor) -> None:
-    suggestion = "Every point needs a target here: leave out points without one."
-    check_finite("train_x", x, suggestion)
-    check_finite("train_y", y, suggestion)
-
-
-def _check_pair(argument: str, pair: object) -> None:
-    of_tensors = (
-        isinstance(pair, list | tuple)
-        and len(pair) == 2
-        and all(isinstance(one, Tensor) and one.ndim > 0 for one in pair)
-    )
-    if not of_tensors:
-        raise ArgumentError(argument, f"an element of type {type(pair).__name__}", _EXPECTED)
-    x, y = cast("tuple[Tensor, Tensor]", pair)
+def _checked_pair(argument: str, pair: object) -> tuple[Tensor, Tensor]:
+    expected = "pairs of tensors, points and targets, as many of both"
+    if (
+        not isinstance(pair, list | tuple)
+        or len(pair) != 2
+        or not all(isinstance(values, Tensor) and values.ndim > 0 for values in pair)
+    ):
+        raise ArgumentError(argument, f"an element of type {type(pair).__name__}", expected)
+    x, y = pair
     if len(x) != len(y):
-        raise ShapeError(argument, f"{len(x)} points and {len(y)} targets", _EXPECTED)
+        raise ShapeError(argument, f"{len(x)} points and {len(y)} targets", expected)
+    return x, y
 
 
 def _no_batches(argument: str) -> ArgumentError:
@@ -102,7 +89,7 @@ class TrainingBatches:
     """All training data in batches, as often as an objective needs them.
 
     Tensors are gone through in random orders. A loader gives its own batches in its own order, and
-    is read anew in each pass. With ``by_class`` :meth:`parts` are of one class each.
+    is read anew in each pass. With ``by_class`` :meth:`estimates` are of one class each.
     """
 
     def __init__(
@@ -116,13 +103,17 @@ class TrainingBatches:
         device: torch.device,
         by_class: bool = False,
     ) -> None:
-        self.x: Tensor | Loader = x
-        self.y: Tensor | None = y
-        self.loader: Loader | None = None if isinstance(x, Tensor) else x
+        self.x, self.y = x, y
         self._num_data, self._generator, self._device = num_data, generator, device
-        self._by_class, self._rest = by_class, iter(())
+        self._by_class, self._pass = by_class, iter(())
         if isinstance(x, Tensor):
-            self._check_tensors(x, y)
+            if y is None:
+                expected = "targets of the points, or a loader as train_x"
+                raise ArgumentError("train_y", None, expected)
+            if len(x) != len(y):
+                raise ShapeError("train_y", f"{len(y)} targets", f"{len(x)}, as the points")
+            _check_values(x, y)
+            self._check_count(len(x))
             self.batch_size: int = batch_size or len(x)
             return
         self.batch_size = 0
@@ -135,14 +126,6 @@ class TrainingBatches:
         if isinstance(x, Iterator):
             got = f"a {type(x).__name__}, which gives its batches once"
             raise ArgumentError("train_x", got, "a DataLoader, or a list of pairs")
-
-    def _check_tensors(self, x: Tensor, y: Tensor | None) -> None:
-        if y is None:
-            raise ArgumentError("train_y", None, "targets of the points, or a loader as train_x")
-        if len(x) != len(y):
-            raise ShapeError("train_y", f"{len(y)} targets", f"{len(x)}, as the points")
-        _check_values(x, y)
-        self._check_count(len(x))
 
     def _check_count(self, count: int) -> None:
         if count != self._num_data:
@@ -172,23 +155,21 @@ class TrainingBatches:
             raise _no_batches("train_x")
         return len(self.x)
 
-    def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def estimates(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All data once, in the batches that an evidence is estimated from."""
-        if isinstance(self.x, Tensor):
-            return map(self._rows, self._partition(self._by_class))
-        return iter(self)
+        return map(self._rows, self._partition(self._by_class)) if self.batch_size else iter(self)
 
     def drawn(self) -> tuple[Tensor, Tensor]:
         """One of those batches, drawn by its size so that points are as likely; a loader's next."""
-        if isinstance(self.x, Tensor):
-            parts = self._partition(self._by_class)
-            sizes = torch.tensor([float(len(rows)) for rows in parts])
-            return self._rows(parts[int(torch.multinomial(sizes, 1, generator=self._generator))])
-        found = next(self._rest, None)
-        if found is None:
-            self._rest = iter(self)
-            found = next(self._rest)
-        return found
+        if self.batch_size:
+            batches = self._partition(self._by_class)
+            sizes = torch.tensor([float(len(rows)) for rows in batches])
+            return self._rows(batches[int(torch.multinomial(sizes, 1, generator=self._generator))])
+        batch = next(self._pass, None)
+        if batch is None:
+            self._pass = iter(self)
+            batch = next(self._pass)
+        return batch
 
     def _partition(self, by_class: bool) -> list[Tensor]:
         if by_class:
@@ -198,6 +179,12 @@ class TrainingBatches:
     def _rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         x, y = cast(Tensor, self.x), cast(Tensor, self.y)
         return x[rows.to(x.device)], y[rows.to(y.device)]
+
+
+def _check_values(x: Tensor, y: Tensor) -> None:
+    suggestion = "Every point needs a target here: leave out points without one."
+    check_finite("train_x", x, suggestion)
+    check_finite("train_y", y, suggestion)
 
 
 @checked

@@ -186,20 +186,18 @@ class RandomHoldout(Conditioning):
     def split(self, num_data, generator=None, observed=None, points=None):
         """See :class:`Conditioning`."""
         rows, generator = self.observed_rows(num_data, observed), self.generator(generator)
-        n, m = rows.numel(), self.condition_on
+        n, m = len(rows), self.condition_on
         most = n if self.fraction == 1 else max(1, n - 1)
         b = min(max(1, round(self.fraction * n)), most)
         block = rows[torch.randperm(n, generator=generator)[:b]].unsqueeze(0)
         if m is None:
             return Split([block])
         others = rows[~torch.isin(rows, block)]
-        if m > others.numel():
-            held_out = f"{block.numel()} of {rows.numel()} observed points are held out"
+        if m > len(others):
+            expected = f"at most {len(others)}: {b} of {n} observed points are held out"
             suggestion = "Condition on fewer points, or hold out a smaller fraction."
-            expected = f"at most {others.numel()}: {held_out}"
             raise ArgumentError("condition_on", m, expected, suggestion)
-        chosen = torch.randperm(others.numel(), generator=generator)[:m]
-        return Split([block], others[chosen])
+        return Split([block], others[torch.randperm(len(others), generator=generator)[:m]])
 
 
 class KFold(Conditioning):
@@ -224,9 +222,8 @@ class KFold(Conditioning):
     def split(self, num_data, generator=None, observed=None, points=None):
         """See :class:`Conditioning`."""
         rows = self.observed_rows(num_data, observed)
-        n = rows.numel()
-        order = rows[torch.randperm(n, generator=self.generator(generator))]
-        return Split(stack_by_size(order.tensor_split(min(self.n_splits, n))))
+        order = rows[torch.randperm(len(rows), generator=self.generator(generator))]
+        return Split(stack_by_size(order.tensor_split(min(self.n_splits, len(rows)))))
 
 
 class RandomOrderings(Conditioning):
@@ -254,10 +251,9 @@ class RandomOrderings(Conditioning):
     def split(self, num_data, generator=None, observed=None, points=None):
         """See :class:`Conditioning`."""
         rows, generator = self.observed_rows(num_data, observed), self.generator(generator)
-        n = rows.numel()
-        _check_below(self.m, n)
-        tails = [rows[torch.randperm(n, generator=generator)[self.m :]] for _ in range(self.k)]
-        return Split([torch.stack(tails)])
+        _check_below(self.m, len(rows))
+        orders = [torch.randperm(len(rows), generator=generator) for _ in range(self.k)]
+        return Split([rows[torch.stack(orders)[:, self.m :]]])
 
 
 class LeaveOneOut(Conditioning):
@@ -294,7 +290,7 @@ class LastPoints(Conditioning):
     def split(self, num_data, generator=None, observed=None, points=None):
         """See :class:`Conditioning`."""
         rows = self.observed_rows(num_data, observed)
-        _check_below(self.m, rows.numel())
+        _check_below(self.m, len(rows))
         return Split([rows[self.m :].unsqueeze(0)])
 
 
@@ -320,8 +316,7 @@ class HeldOut(Conditioning):
         if not blocks:
             raise ArgumentError("blocks", "none", "at least one sequence of row indices")
         self.blocks: tuple[Tensor, ...] = tuple(_row_indices(block) for block in blocks)
-        every = torch.cat(self.blocks)
-        values, counts = every.unique(return_counts=True)
+        values, counts = torch.cat(self.blocks).unique(return_counts=True)
         if (counts > 1).any():
             repeated = f"repeated indices {values[counts > 1].tolist()[:5]}"
             raise ArgumentError("blocks", repeated, "each row in one block, once")
@@ -333,33 +328,31 @@ class HeldOut(Conditioning):
         if highest >= num_data:
             raise ArgumentError("blocks", f"index {highest}", f"rows from 0 to {num_data - 1}")
         kept = [block[torch.isin(block, rows)] for block in self.blocks]
-        kept = [block for block in kept if block.numel()]
-        if not kept:
+        if not any(map(len, kept)):
             got = "rows whose targets are all missing"
             raise ArgumentError("blocks", got, "at least one observed target")
-        return Split(stack_by_size(kept))
+        return Split(stack_by_size([block for block in kept if len(block)]))
 
 
 def _row_indices(block: Indices) -> Tensor:
-    expected = "a one-dimensional sequence of non-negative integers, not empty"
     indices = torch.as_tensor(block).cpu()
-    if indices.ndim != 1 or indices.numel() == 0:
-        raise ArgumentError("blocks", f"indices of shape {tuple(indices.shape)}", expected)
-    if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
-        raise ArgumentError("blocks", f"indices of {indices.dtype}", expected)
-    if int(indices.min()) < 0:
-        raise ArgumentError("blocks", f"index {int(indices.min())}", expected)
+    got = ""
+    if indices.ndim != 1 or len(indices) == 0:
+        got = f"indices of shape {tuple(indices.shape)}"
+    elif indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
+        got = f"indices of {indices.dtype}"
+    elif int(indices.min()) < 0:
+        got = f"index {int(indices.min())}"
+    if got:
+        expected = "a one-dimensional sequence of non-negative integers, not empty"
+        raise ArgumentError("blocks", got, expected)
     return indices.long()
 
 
 def stack_by_size(blocks: Sequence[Tensor]) -> list[Tensor]:
-    """Stacks blocks of one size in one tensor, ``(k_i, b_i)``, in the order of their sizes.
-
-    Args:
-        blocks: Indices, ``(b,)`` each.
-    """
-    sizes = dict.fromkeys(block.numel() for block in blocks)
-    return [torch.stack([b for b in blocks if b.numel() == size]) for size in sizes]
+    """Blocks of indices, ``(b_i,)``, as one tensor for each size, ``(k_i, b_i)``, as sizes come."""
+    sizes = dict.fromkeys(map(len, blocks))
+    return [torch.stack([block for block in blocks if len(block) == size]) for size in sizes]
 
 
 def _check_below(m: int, n: int) -> None:

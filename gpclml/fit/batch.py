@@ -120,32 +120,40 @@ def fit_batch(
     check_positive(lr=lr)
     factory = optimizer_factory(optimizer)
     _check_members(mlls)
+    start, names = time.perf_counter(), list(freeze)
     if factory is None:
-        return _one_after_the_other(mlls, steps, freeze, progress)
-    start = time.perf_counter()
-    for mll in mlls:
-        warm_start_fresh_models(mll)
-        mll.train()
+        return _one_after_the_other(mlls, steps, names, progress)
+    messages: dict[int, str] = {}  # of members that are stopped
+    histories: list[list[float]] = [[] for _ in mlls]
     with contextlib.ExitStack() as stack:
-        for mll in mlls:
-            stack.enter_context(frozen(mll, freeze))
-        batch = _Batch(mlls, lambda parameters: factory(parameters, lr=lr))
-        try:
-            Training().run(
-                batch.step, steps or STEPS, callback=lambda _: {"models": len(batch.active)},
-                desc="fit", progress=progress,
-            )  # fmt: skip
-            batch.evaluate()  # what the last step led to must be usable too
-        finally:
-            batch.write_back()
+        for index, mll in enumerate(mlls):
+            warm_start_fresh_models(mll)
+            mll.train()
+            stack.enter_context(frozen(mll, names))
+            try:
+                with torch.no_grad():
+                    fixed_loss(mll)
+            except (NanError, NotPSDError) as error:
+                messages[index] = str(error)
+        able = [index for index in range(len(mlls)) if index not in messages]
+        if able:
+            batch = _Batch([mlls[i] for i in able], lambda parameters: factory(parameters, lr=lr))
+            try:
+                Training().run(
+                    batch.step, steps or STEPS, callback=lambda _: {"models": len(batch.active)},
+                    desc="fit", progress=progress,
+                )  # fmt: skip
+                batch.evaluate()  # what the last step led to must be usable too
+            finally:
+                batch.write_back()
+            messages |= {able[row]: str(error) for row, error in batch.faults.items()}
+            for index, history in zip(able, batch.histories, strict=True):
+                histories[index] = history
     seconds = (time.perf_counter() - start) / len(mlls)
     results = []
-    for index, (mll, history) in enumerate(zip(mlls, batch.histories, strict=True)):
-        reason = batch.messages.get(index)
-        message = "" if reason is None else stopped_after(len(history), reason)
-        with torch.no_grad():
-            value = objective(mll) if message else -float(fixed_loss(mll))
-        results.append(_result(mll, value, history, seconds, message))
+    for index, (mll, history) in enumerate(zip(mlls, histories, strict=True)):
+        message = stopped_after(len(history), messages[index]) if index in messages else ""
+        results.append(_result(mll, objective(mll), history, seconds, message))
     return results
 
 
@@ -169,20 +177,17 @@ def _result(
 def _one_after_the_other(
     mlls: Sequence[ConditionalMarginalLogLikelihood],
     steps: int | None,
-    freeze: Iterable[str],
+    freeze: list[str],
     progress: bool | None,
 ) -> list[FitResult]:
     """Line searches, of which one that cannot start does not end the others."""
     results: list[FitResult] = []
-    names = list(freeze)
-    with progress_bar(total=len(mlls), desc="fits", progress=progress) as bar:
-        for mll in mlls:
-            try:
-                results.append(fit_mll(mll, steps=steps, freeze=names, progress=False))
-            except (NanError, NotPSDError) as error:
-                message = f"The fit stopped after 0 steps and keeps its parameters: {error}"
-                results.append(_result(mll, math.nan, [], 0.0, message))
-            bar.update()
+    for mll in progress_bar(mlls, desc="fits", progress=progress):
+        try:
+            results.append(fit_mll(mll, steps=steps, freeze=freeze, progress=False))
+        except (NanError, NotPSDError) as error:
+            message = f"The fit stopped after 0 steps and keeps its parameters: {error}"
+            results.append(_result(mll, math.nan, [], 0.0, message))
     return results
 
 
@@ -205,14 +210,15 @@ def _check_members(mlls: Sequence[ConditionalMarginalLogLikelihood]) -> None:
             )
 
 
-Faults = dict[int, Exception]  # why a member cannot be evaluated, by its row in the stack
-
-
 class _Batch:
     """Objectives of models, in train mode, that are stacked and stepped together.
 
-    ``active`` has the indices of the members still in the batch, ``histories`` their objective at
-    each step, ``messages`` why a member left, by its index.
+    A member that cannot be evaluated stays in the stack, at its last good parameters, and takes no
+    further steps.
+
+    Attributes:
+        histories: The objective of each member at each of its steps.
+        faults: Why a member was stopped, by its row in the stack.
     """
 
     def __init__(
@@ -220,141 +226,117 @@ class _Batch:
         mlls: Sequence[ConditionalMarginalLogLikelihood],
         make_optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
     ) -> None:
-        self._mlls = list(mlls)
-        self._make_optimizer = make_optimizer
+        self._mlls = mlls
         self.histories: list[list[float]] = [[] for _ in mlls]
-        self.messages: dict[int, str] = {}
-        self.active: list[int] = []
-        self._last_good: list[Tensor] | None = None
-        alone = []
-        for index, mll in enumerate(mlls):
-            try:
-                with torch.no_grad():
-                    data = training_observations(cast(ExactGP, mll.model))
-                    alone.append((data.covariance.to_dense(), data.residual))
-                self.active.append(index)
-            except (NanError, NotPSDError) as error:
-                self.messages[index] = str(error)
-        if self.active:
-            self._restack()
-            self._check_stack(alone)
+        self.faults: dict[int, Exception] = {}
+        self._blocks: dict[int, list[Tensor]] = {}
+        self._stack = ModelStack([cast(ExactGP, mll.model) for mll in mlls])
+        self._check_stack()
+        self._parameters = self._stack.parameters
+        self._last_good = [p.detach().clone() for p in self._parameters]
+        self._optimizer = make_optimizer(self._parameters)
+        names, limits = {id(p): name for name, p in mlls[0].named_parameters()}, limits_of(mlls[0])
+        self._names = [names[id(p)] for p in self._stack.own_parameters(0)]
+        self._limits = [limits.get(name) for name in self._names]
+
+    @property
+    def active(self) -> list[int]:
+        """Rows of the members that go on."""
+        return [row for row in range(len(self._mlls)) if row not in self.faults]
 
     def step(self, number: int) -> float:
         """A step of the optimizer, noted in the histories; the mean objective before it."""
         self.evaluate()
-        if not self.active:
+        active = self.active
+        if not active:
             return math.nan
-        for index, value in zip(self.active, self._values.tolist(), strict=True):
-            self.histories[index].append(value)
+        values = self._values.tolist()
+        for row in active:
+            self.histories[row].append(values[row])
         self._optimizer.step()
         with torch.no_grad():
-            for parameter, limits in zip(self._stack.parameters, self._limits, strict=True):
+            for parameter, limits in zip(self._parameters, self._limits, strict=True):
                 if limits is not None:
                     parameter.clamp_(*limits)
-        return float(self._values.mean())
+        self._put_back()
+        return sum(values[row] for row in active) / len(active)
 
     def evaluate(self) -> None:
-        """Value and gradient of every member at fresh points; those that are not finite leave."""
-        self._blocks: dict[int, list[Tensor]] = {}
+        """Value and gradient of every member at fresh points; those that are not finite stop."""
+        self._blocks = {row: self._blocks[row] for row in self.faults if row in self._blocks}
         while self.active:
             try:
                 self._optimizer.zero_grad()
-                values = self._objectives()
+                data = training_observations(self._stack.model)
+                blocks = [self._draw(row, data.member(row)) for row in range(len(self._mlls))]
+                values = member_objectives(self._mlls, self._stack.model, data, blocks)
                 (-values.sum()).backward()
-                self._values = values.detach()
-                faults = self._non_finite()
             except (NanError, NotPSDError):
-                faults = self._faults_alone()
-                if not faults:
+                if not self._find_faults_alone():
                     raise
-            if not faults:
-                self._last_good = [p.detach().clone() for p in self._stack.parameters]
-                return
-            self._retire(faults)
+                continue
+            self._values = values.detach()
+            self._find_non_finite()
+            self._last_good = [p.detach().clone() for p in self._parameters]
+            return
 
     def write_back(self) -> None:
-        """Copies the parameters of all active members to their models."""
-        for row in range(len(self.active)):
+        """Copies the parameters of all members to their models."""
+        self._put_back()
+        for row in range(len(self._mlls)):
             self._stack.write_back(row)
 
-    def _objectives(self) -> Tensor:
-        data = training_observations(self._stack.model)
-        blocks = [self._draw(index, data.member(row)) for row, index in enumerate(self.active)]
-        mlls = [self._mlls[index] for index in self.active]
-        return member_objectives(mlls, self._stack.model, data, blocks)
+    @torch.no_grad()
+    def _put_back(self) -> None:
+        """Sets the parameters of stopped members to their last good ones."""
+        rows = list(self.faults)
+        for parameter, good in zip(self._parameters, self._last_good, strict=True):
+            parameter[rows] = good[rows]
 
-    def _draw(self, index: int, data: Observations) -> list[Tensor]:
-        """Held-out blocks of a member, drawn once in an evaluation."""
-        if index not in self._blocks:
-            split = self._mlls[index].draw_split(data)
+    def _draw(self, row: int, data: Observations) -> list[Tensor]:
+        """Held-out blocks of a member, drawn once in an evaluation, and no more once it stopped."""
+        if row not in self._blocks:
+            split = self._mlls[row].draw_split(data)
             if split.conditioned_on is not None:
                 raise UnsupportedError(
                     "mlls", "held-out points conditioned on a part of the others",
                     "on all others", "Fit such models one by one with fit_mll.",
                 )  # fmt: skip
-            self._blocks[index] = split.held_out
-        return self._blocks[index]
+            self._blocks[row] = split.held_out
+        return self._blocks[row]
 
-    def _non_finite(self) -> Faults:
-        """The members of which a value or an entry of a gradient is not finite."""
-        named = zip(self._names, (p.grad for p in self._stack.parameters), strict=True)
+    def _find_non_finite(self) -> None:
+        """Stops the members of which a value or an entry of a gradient is not finite."""
+        # A member's numbers depend on its own alone, so that those of the others stand.
+        named = zip(self._names, (p.grad for p in self._parameters), strict=True)
         finite = {
-            name: grad.reshape(len(self.active), -1).isfinite().all(-1)
+            name: grad.reshape(len(self._mlls), -1).isfinite().all(-1)
             for name, grad in named if grad is not None
         }  # fmt: skip
-        good = torch.stack([self._values.isfinite(), *finite.values()]).all(0)
-        return {
-            row: non_finite(
-                float(self._values[row]), [n for n, ok in finite.items() if not ok[row]]
-            )
-            for row in (~good).nonzero().flatten().tolist()
-        }
+        good = torch.stack([self._values.isfinite(), *finite.values()]).all(0).tolist()
+        for row in self.active:
+            if not good[row]:
+                names = [name for name, is_finite in finite.items() if not is_finite[row]]
+                self.faults[row] = non_finite(float(self._values[row]), names)
+        self._put_back()
 
-    def _faults_alone(self) -> Faults:
-        """The members whose objective cannot be evaluated on their own either."""
-        faults: Faults = {}
+    def _find_faults_alone(self) -> bool:
+        """Stops the members whose objective cannot be evaluated alone either, if there are any."""
         self.write_back()
-        for row, index in enumerate(self.active):
-            mll = self._mlls[index]
+        before = len(self.faults)
+        for row in self.active:
+            mll = self._mlls[row]
             try:
                 with torch.no_grad():
                     data = training_observations(cast(ExactGP, mll.model))
-                    mll.objective_at(data, Split(self._draw(index, data)))
+                    mll.objective_at(data, Split(self._draw(row, data)))
             except (NanError, NotPSDError) as error:
-                faults[row] = error
-        return faults
-
-    def _retire(self, faults: Faults) -> None:
-        """Leaves members at their last good parameters; the others keep all they have."""
-        self.write_back()
-        for row, error in faults.items():
-            self.messages[self.active[row]] = str(error)
-            if self._last_good is not None:
-                self._stack.write_back(row, self._last_good)
-        rows = [row for row in range(len(self.active)) if row not in faults]
-        self.active = [self.active[row] for row in rows]
-        if not self.active:
-            return
-        states = [self._optimizer.state.get(p, {}) for p in self._stack.parameters]
-        shapes = [p.shape for p in self._stack.parameters]
-        self._restack()
-        for parameter, state, shape in zip(self._stack.parameters, states, shapes, strict=True):
-            for name, value in state.items():
-                is_stacked = isinstance(value, Tensor) and value.shape == shape
-                self._optimizer.state[parameter][name] = value[rows] if is_stacked else value
-        if self._last_good is not None:
-            self._last_good = [values[rows] for values in self._last_good]
-
-    def _restack(self) -> None:
-        self._stack = ModelStack([cast(ExactGP, self._mlls[index].model) for index in self.active])
-        self._optimizer = self._make_optimizer(self._stack.parameters)
-        first = self._mlls[self.active[0]]
-        names, limits = {id(p): name for name, p in first.named_parameters()}, limits_of(first)
-        self._names = [names[id(p)] for p in self._stack.own_parameters(0)]
-        self._limits = [limits.get(name) for name in self._names]
+                self.faults[row] = error
+        self._put_back()
+        return len(self.faults) > before
 
     @torch.no_grad()
-    def _check_stack(self, alone: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def _check_stack(self) -> None:
         """A stack must be the same models: modules of others may not take a batch so."""
         suggestion = "Fit such models one by one with fit_mll."
         expected = "models that GPyTorch can batch"
@@ -362,11 +344,11 @@ class _Batch:
             together = training_observations(self._stack.model)
         except RuntimeError as error:
             raise UnsupportedError("mlls", str(error), expected, suggestion) from error
-        for row, (covariance, residual) in enumerate(alone):
-            member = together.member(row)
+        for row, mll in enumerate(self._mlls):
+            member, alone = together.member(row), training_observations(cast(ExactGP, mll.model))
             for name, stacked, single in (
-                ("covariance", member.covariance.to_dense(), covariance),
-                ("residual", member.residual, residual),
+                ("covariance", member.covariance.to_dense(), alone.covariance.to_dense()),
+                ("residual", member.residual, alone.residual),
             ):
                 tolerance = 1e3 * torch.finfo(stacked.dtype).eps * float(single.abs().max())
                 if stacked.shape != single.shape or not bool(

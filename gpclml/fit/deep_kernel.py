@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import gpytorch
 import torch
 from gpytorch.constraints import GreaterThan
-from gpytorch.kernels import AdditiveKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
@@ -53,7 +53,7 @@ _LARGEST = 7.0  # of the logarithm of a scale
 _ROUNDING = 1e-3  # of squared distances, which are differences of squared scaled inputs
 
 
-class _Parts(NamedTuple):
+class _Kernels(NamedTuple):
     whole: ScaleKernel
     ard: RBFKernel
     features: SkipFeatures
@@ -117,7 +117,7 @@ def warm_start(model: GPRegression) -> FitResult:
             result = FitResult(
                 objective=math.nan, history=[], seconds=0.0, message=message, problem="stopped"
             )
-    model.load_state_dict(_by_deep_names(plain.state_dict()), strict=False)
+    model.load_state_dict(_deep_names(plain.state_dict()), strict=False)
     return result
 
 
@@ -136,12 +136,11 @@ def _is_at_start(model: GPRegression) -> bool:
     """Whether it is ``"deep"``, and what a warm start changes is as in a model made anew."""
     if not has_second_part(model):
         return False
-    fresh = _by_deep_names(dict(model.with_kernel("rbf").named_parameters()))
+    fresh = _deep_names(dict(model.with_kernel("rbf").named_parameters()))
     weights, named = _weights(model), dict(model.named_parameters())
     return all(
-        torch.equal(named[name], value)
+        id(named[name]) in weights or torch.equal(named[name], value)
         for name, value in fresh.items()
-        if id(named[name]) not in weights
     )
 
 
@@ -150,7 +149,7 @@ def _weights(model: GPRegression) -> set[int]:
     return {id(p) for network in find_networks(model) for p in network.parameters()}
 
 
-def _by_deep_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _deep_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Entries of a plain GP by the names that they have in a model with the kernel ``"deep"``."""
     plain, ard = "covar_module.base_kernel.", "covar_module.base_kernel.base_kernel.kernels.0."
     return {name.replace(plain, ard): value for name, value in state.items()}
@@ -158,15 +157,13 @@ def _by_deep_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def has_second_part(model: GPRegression) -> bool:
     """Whether the kernel is the one that goes by the name of ``"deep"``."""
-    return _parts(model) is not None
+    return _kernels(model) is not None
 
 
 @torch.no_grad()
 def drop_second_part(model: GPRegression) -> None:
     """Leaves the ARD GP alone: the second part's variance becomes nothing beside rounding."""
-    parts = _parts(model)
-    assert parts is not None
-    parts.residual.outputscale = _NO_VARIANCE
+    cast(_Kernels, _kernels(model)).residual.outputscale = _NO_VARIANCE
 
 
 def start_second_part(model: GPRegression, rows: Tensor) -> None:
@@ -177,33 +174,37 @@ def start_second_part(model: GPRegression, rows: Tensor) -> None:
     few iterations the better of both goes on. The noise stays above three tenths of what it was.
     """
     trial = copy.deepcopy(model)
-    parts = _parts(trial)
-    assert parts is not None
-    assert trial.train_inputs is not None
-    targets = cast(Tensor, trial.train_targets)
-    trial.set_train_data(trial.train_inputs[0][rows], targets[rows], strict=False)
+    kernels = cast(_Kernels, _kernels(trial))
+    features, likelihood = kernels.features, trial.likelihood
+    x, y = cast(Any, trial.train_inputs)[0], cast(Tensor, trial.train_targets)
+    trial.set_train_data(x[rows], y[rows], strict=False)
     with torch.no_grad():
-        parts.residual.outputscale = _SHARE / (1 - _SHARE)
-        parts.whole.outputscale = parts.whole.outputscale * (1 - _SHARE)
-        _bound_noise(trial)
+        # The variance of both together stays.
+        kernels.residual.outputscale = _SHARE / (1 - _SHARE)
+        kernels.whole.outputscale = kernels.whole.outputscale * (1 - _SHARE)
+        if isinstance(likelihood, GaussianLikelihood):
+            noise = likelihood.noise.clone()
+            least = max(_LEAST_NOISE * float(noise), 1e-4)
+            likelihood.noise_covar.register_constraint("raw_noise", GreaterThan(least))
+            likelihood.noise = noise.clamp_min(1.01 * least)
     mll = ConditionalMarginalLogLikelihood(trial.likelihood, trial, LastPoints(0))
-    shorter = -(_SHRINK * parts.ard.lengthscale.detach()).log().flatten()
-    starts = [shorter.expand_as(parts.features.log_scale), _best_indicator(mll, parts.features)]
+    shorter = -(_SHRINK * kernels.ard.lengthscale.detach()).log().flatten()
+    starts = [shorter.expand_as(features.log_scale), _best_indicator(mll, features)]
     before = copied_state(mll)
     trials = []
     for start in starts:
         mll.load_state_dict(before)
         with torch.no_grad():
-            parts.features.log_scale.copy_(start)
-        trials.append((_fit(mll, parts.features, _TRIAL_STEPS), copied_state(mll)))
+            features.log_scale.copy_(start)
+        trials.append((_fit(mll, features, _TRIAL_STEPS), copied_state(mll)))
     mll.load_state_dict(max(trials, key=itemgetter(0))[1])
-    _fit(mll, parts.features, _STEPS)
+    _fit(mll, features, _STEPS)
     with torch.no_grad():
-        parts.features.log_scale.clamp_(-_LARGEST, _largest(parts.features.log_scale.dtype))
+        features.log_scale.clamp_(-_LARGEST, _largest(features.log_scale.dtype))
         for ours, fitted in zip(model.parameters(), trial.parameters(), strict=True):
             ours.copy_(fitted)
         if isinstance(model.likelihood, GaussianLikelihood):  # its bound was the trial's
-            model.likelihood.noise = cast(GaussianLikelihood, trial.likelihood).noise
+            model.likelihood.noise = cast(GaussianLikelihood, likelihood).noise
 
 
 def _largest(dtype: torch.dtype) -> float:
@@ -237,23 +238,13 @@ def _best_indicator(mll: ConditionalMarginalLogLikelihood, features: SkipFeature
     return starts[values.index(max(values))]
 
 
-def _parts(model: GPRegression) -> _Parts | None:
-    whole = model.covar_module
-    deep = whole.base_kernel if isinstance(whole, ScaleKernel) else None
+def _kernels(model: GPRegression) -> _Kernels | None:
+    """Those that the kernel ``"deep"`` consists of; None for another."""
+    whole: Any = model.covar_module
+    deep: Any = getattr(whole, "base_kernel", None)
     if not isinstance(deep, DeepKernel) or not isinstance(deep.feature_extractor, SkipFeatures):
         return None
-    if not isinstance(deep.base_kernel, AdditiveKernel):
+    kernels = list(getattr(deep.base_kernel, "kernels", ()))
+    if [type(kernel) for kernel in kernels] != [RBFKernel, ScaleKernel]:
         return None
-    ard, residual = deep.base_kernel.kernels
-    if not isinstance(ard, RBFKernel) or not isinstance(residual, ScaleKernel):
-        return None
-    return _Parts(cast(ScaleKernel, whole), ard, deep.feature_extractor, residual)
-
-
-def _bound_noise(model: GPRegression) -> None:
-    likelihood = model.likelihood
-    if isinstance(likelihood, GaussianLikelihood):
-        noise = likelihood.noise.clone()
-        least = max(_LEAST_NOISE * float(noise), 1e-4)
-        likelihood.noise_covar.register_constraint("raw_noise", GreaterThan(least))
-        likelihood.noise = noise.clamp_min(1.01 * least)
+    return _Kernels(whole, *cast(Any, (kernels[0], deep.feature_extractor, kernels[1])))

@@ -80,16 +80,12 @@ def problem_of_predictions(
             return "bound"
     inexact = _mean(error**2, observed) > _EXACT * target_variance
     members = targets.shape[:-1].numel()
-    few = observed.sum(-1) * members < _FEW * _num_hyperparameters(mll)
+    weights = {id(p) for network in find_networks(model) for p in network.parameters()}
+    hyperparameters = sum(p.numel() for p in trainable(mll).values() if id(p) not in weights)
+    few = observed.sum(-1) * members < _FEW * hyperparameters
     has_prior = any(name.endswith("noise_prior") for name, *_ in mll.named_priors())
     noise_at_bound = any(name.endswith("raw_noise") for name in at_bounds) and not has_prior
     return "noise" if noise_at_bound and (inexact & few).any() else ""
-
-
-def _num_hyperparameters(mll: MarginalLogLikelihood) -> int:
-    """Trained parameters, without the weights of networks."""
-    weights = {id(p) for network in find_networks(mll.model) for p in network.parameters()}
-    return sum(p.numel() for p in trainable(mll).values() if id(p) not in weights)
 
 
 def _mean(values: ndarray, observed: ndarray) -> ndarray:
@@ -107,7 +103,7 @@ def ran_away(mll: MarginalLogLikelihood) -> str:
     Only objectives that do not score first points are asked: under others a large scale is what the
     targets say.
     """
-    model = mll.model
+    model: Any = mll.model
     if not isinstance(model, ExactGP) or scores_first_points(mll):
         return ""
     targets = cast(Tensor, model.train_targets)
@@ -115,7 +111,7 @@ def ran_away(mll: MarginalLogLikelihood) -> str:
     variance = (targets - centre).square().nanmean().item()
     if not variance > 0:
         return ""
-    for kernel in scales_of(cast(Any, getattr(model, "covar_module", None))):
+    for kernel in scales_of(getattr(model, "covar_module", cast(Any, None))):
         if isinstance(kernel, ScaleKernel) and kernel.is_stationary:
             largest = kernel.outputscale.max().item() / variance
             if kernel.raw_outputscale.requires_grad and largest > _TOO_LARGE:
@@ -139,10 +135,10 @@ def predicts_in_its_type(mll: MarginalLogLikelihood) -> bool:
     model = mll.model
     if not isinstance(model, ExactGP) or isinstance(model, GPRegression):
         return True
-    targets, inputs = model.train_targets, model.train_inputs
-    if not isinstance(targets, Tensor) or inputs is None or targets.dtype != torch.float32:
+    targets, inputs = cast(Tensor, model.train_targets), model.train_inputs
+    if inputs is None or len(inputs) > 1 or targets.dtype != torch.float32:
         return True
-    if len(inputs) > 1 or targets.shape[-1] > PREDICTED_IN_DOUBLE_UP_TO:
+    if targets.shape[-1] > PREDICTED_IN_DOUBLE_UP_TO:
         return True
     with evaluating(model), settings.debug(False):
         x = cast(Any, model.train_inputs)[0]  # in eval mode as the kernel sees them

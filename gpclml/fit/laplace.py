@@ -88,22 +88,22 @@ class _NetworkTraining:
         self.model = cast(LinearizedNetwork, mll.model)
         self.generator = seeded(seed)
         parameters = list(self.model.network.parameters())
-        weights = [p for p in parameters if p.requires_grad]
         self.data = TrainingBatches(
             x, y, mll.num_data, batch_size=batch_size, generator=self.generator,
             device=parameters[0].device, by_class=by_class,
         )  # fmt: skip
-        self.optimizers = [torch.optim.Adam(weights, lr=lr)]
+        self.optimizers = [torch.optim.Adam([p for p in parameters if p.requires_grad], lr=lr)]
         self._rates = (lr, lr if final_lr is None else final_lr, epochs)
-        self.seen: list[tuple[Tensor, Tensor]] = []
+        self.seen: list[tuple[Tensor, Tensor]] = []  # outputs and targets of the last pass
         self.course = Training(mll)
         self.progress = progress
         self._trains_hyperparameters = hyper_lr is not None
         if hyper_lr is not None:
-            of_network = {id(p) for p in parameters}
-            hyper = [p for p in mll.parameters() if id(p) not in of_network and p.requires_grad]
+            weights = {id(p) for p in parameters}
+            hyper = [p for p in mll.parameters() if id(p) not in weights and p.requires_grad]
             if not hyper:
                 raise ArgumentError("mll", "no trainable hyperparameter", "at least one")
+            # Steps on the noise itself would depend on the units of the targets.
             self.log_noise = noise = LogNoise.of(cast(Likelihood, mll.likelihood))
             hyper = [noise.leaf if noise and p is noise.parameter else p for p in hyper]
             self.optimizers.append(torch.optim.Adam(hyper, lr=hyper_lr))
@@ -111,10 +111,8 @@ class _NetworkTraining:
     def epoch(self, done: int) -> float:
         """Trains on all data once, after so many epochs; the mean log joint density a point."""
         first, last, epochs = self._rates
-        along = min(done / max(epochs - 1, 1), 1.0)
-        self.optimizers[0].param_groups[0]["lr"] = last + (first - last) * (
-            0.5 + 0.5 * math.cos(math.pi * along)
-        )
+        share = 0.5 + 0.5 * math.cos(math.pi * min(done / max(epochs - 1, 1), 1.0))
+        self.optimizers[0].param_groups[0]["lr"] = last + (first - last) * share
         values, self.seen = [], []
         for x, y in self.data:
             output = self.model(x)
@@ -129,10 +127,7 @@ class _NetworkTraining:
         return float(mean)
 
     def problem(self, climbs: bool, suggestion: str) -> dict[str, Any]:
-        """Message and problem of the result: of outputs of the last pass and targets, or a climb.
-
-        Outputs of another size than the targets are warned of.
-        """
+        """Message and problem of the result: unlike sizes, which are warned of, or a climb."""
         seen = [torch.cat(values) for values in zip(*self.seen, strict=True)]
         if told := told_of_scales(cast(Likelihood, self.mll.likelihood), *seen) if seen else "":
             warnings.warn(told, FitWarning, stacklevel=callers_level())
@@ -144,16 +139,20 @@ class _NetworkTraining:
 
         With ``trained`` weights, classes that have nothing to do with their points are refused.
         """
-        inner = Training()
+        inner, mll = Training(), self.mll
+        # The evidence of all data is known where it is a sum of curvature that is computed once.
+        one_batch = self.data.batch_size >= mll.num_data
+        every_output = mll.hessian == "ef" or mll.outputs == "all"
+        adds_up = one_batch or not isinstance(mll.curvature, FunctionSpace)
         whole = None
         with evaluating(self.model.network):
-            if self._adds_up():
-                whole = self.mll.evidence_of(self.data, progress=self.progress)
-            if whole is not None and trained:
-                check_targets_belong("train_y", *whole.seen)
+            if adds_up and every_output and self.model.augmentation is None:
+                whole = mll.evidence_of(self.data, progress=self.progress)
+                if trained:
+                    check_targets_belong("train_y", *whole.seen)
 
             def step(number: int) -> float:
-                evidence = whole or self.mll.evidence_of(*self.data.drawn())
+                evidence = whole or mll.evidence_of(*self.data.drawn())
                 value = evidence()
                 before = value.detach()
                 if number == 0 and not self.course.looks:
@@ -167,30 +166,22 @@ class _NetworkTraining:
                 if whole is not None:
                     value = whole()
                 else:
-                    parts = [self.mll.evidence_of(x, y)() * len(x) for x, y in self.data.parts()]
-                    value = torch.stack(parts).sum() / self.mll.num_data
+                    batches = self.data.estimates()
+                    values = [mll.evidence_of(x, y)() * len(x) for x, y in batches]
+                    value = torch.stack(values).sum() / mll.num_data
         check_finite("evidence", value, "Lower hyper_lr.")
         self.course.note(float(value))
         self.seen = [] if whole is None else [whole.seen]
         return inner.history
 
-    def _adds_up(self) -> bool:
-        """Whether the evidence of all data is known from curvature that is computed once."""
-        one_batch = self.data.batch_size >= self.mll.num_data
-        every_output = self.mll.hessian == "ef" or self.mll.outputs == "all"
-        same_points = self.model.augmentation is None
-        sums = one_batch or not isinstance(self.mll.curvature, FunctionSpace)
-        return every_output and same_points and sums
-
     def resume(self, path: str | Path, **settings: Any) -> None:
         """Goes on from a checkpoint of the same data, objective and settings, if it is there."""
         mll = self.mll
+        kinds = [module_classes(mll), mll.num_data, mll.hessian, mll.outputs, mll.curvature]
         settings = {
-            "train_x": digest(self.data.x if self.data.loader is None else "a loader"),
+            "train_x": digest(self.data.x if self.data.batch_size else "a loader"),
             "train_y": digest(self.data.y),
-            "objective": digest(
-                [module_classes(mll), mll.num_data, mll.hessian, mll.outputs, mll.curvature]
-            ),
+            "objective": digest(kinds),
             **settings,
         }
         self.course.resume(

@@ -24,7 +24,6 @@ from torch import Tensor
 from gpclml._utils.arguments import callers_level, check_counts, check_positive, checked, seeded
 from gpclml._utils.environment import progress_bar, seeded_globally
 from gpclml._utils.resuming import copied_state
-from gpclml.errors import ArgumentError
 from gpclml.fit.deep_kernel import warm_start_fresh_models
 from gpclml.fit.result import FitWarning, MLLFitResult
 from gpclml.fit.search import detached_data, frozen, search
@@ -37,7 +36,6 @@ from gpclml.fit.train import (
     set_gradients,
     trainable,
 )
-from gpclml.inference import Road
 from gpclml.kernels.networks import reset_network
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import fixed_loss, fresh_loss
@@ -138,8 +136,13 @@ def fit_mll(
                 mll.train()
                 tries = 0 if index else retries
                 attempt = _attempt(mll, factory, steps, lr, tries, progress, must_start=index == 0)
-                attempts.append(attempt.objective)
-                if best is None or _is_better(attempt.objective, best.objective):
+                attempts.append(value := attempt.objective)
+                # A failed attempt (NaN) never is better, and any other is better than one.
+                if (
+                    best is None
+                    or value > best.objective
+                    or math.isnan(best.objective) > math.isnan(value)
+                ):
                     best, best_state = attempt, copied_state(mll) if restarts else {}
         finally:
             # An interrupt keeps the best attempt, or the current one if it is the first.
@@ -152,11 +155,6 @@ def fit_mll(
     return replace(best, attempts=attempts, seconds=time.perf_counter() - start)
 
 
-def _is_better(objective: float, best: float) -> bool:
-    """Whether it is larger; a failed attempt (NaN) never is, and any other beats one."""
-    return objective > best or (math.isnan(best) and not math.isnan(objective))
-
-
 def _attempt(
     mll: MarginalLogLikelihood,
     factory: OptimizerFactory | None,
@@ -167,13 +165,17 @@ def _attempt(
     must_start: bool,
 ) -> MLLFitResult:
     """A fit from where the parameters are; an error where it must start and cannot."""
-    training = Training()
+    training, model = Training(), cast(Any, mll.model)
     stopped: Exception | None = None
     try:
         if factory is not None:
             _climb(mll, factory, steps or STEPS, lr, training, progress)
-        elif hasattr(mll.model, "custom_fit"):
-            _custom_fit(mll, steps)
+        elif hasattr(model, "custom_fit"):
+            # A model of BoTorch that searches several times, which the line search does here.
+            from gpclml.fit.botorch import fit_gpytorch_mll_fused
+
+            options = {} if steps is None else {"options": {"maxiter": steps}}
+            model.custom_fit(mll=mll, optimizer=fit_gpytorch_mll_fused, optimizer_kwargs=options)
         else:
             with progress_bar(total=steps, desc="fit", progress=progress) as bar:
 
@@ -187,16 +189,17 @@ def _attempt(
             raise
         stopped = error
     mll.train()
-    value = math.nan
+    value, road = math.nan, None
     try:
         with torch.no_grad():
             value = -float(fixed_loss(mll))
+        road = mll.road() if isinstance(mll, ConditionalMarginalLogLikelihood) else None
     except (NanError, NotPSDError) as error:
         stopped = stopped or error
     return MLLFitResult(
         objective=value, history=training.history, attempts=[value], seconds=training.seconds,
         message=stopped_after(len(training.history), stopped) if stopped else "",
-        problem="stopped" if stopped else "", road=_road(mll),
+        problem="stopped" if stopped else "", road=road,
     )  # fmt: skip
 
 
@@ -239,23 +242,6 @@ def _climb(
             for parameter, values in zip(parameters.values(), last, strict=False):
                 parameter.copy_(values)
         raise
-
-
-def _road(mll: MarginalLogLikelihood) -> Road | None:
-    """Which way steps of a stochastic optimizer go."""
-    try:
-        return mll.road() if isinstance(mll, ConditionalMarginalLogLikelihood) else None
-    except (NanError, NotPSDError, ArgumentError):  # the fit itself says why it stopped
-        return None
-
-
-def _custom_fit(mll: MarginalLogLikelihood, steps: int | None) -> None:
-    """What a model of BoTorch does in place of one line search, each of its own by ours."""
-    from gpclml.fit.botorch import fit_gpytorch_mll_fused
-
-    options = {} if steps is None else {"options": {"maxiter": steps}}
-    fit = cast(Any, mll.model).custom_fit
-    fit(mll=mll, optimizer=fit_gpytorch_mll_fused, optimizer_kwargs=options)
 
 
 def stopped_after(steps: int, reason: object) -> str:

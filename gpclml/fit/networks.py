@@ -48,8 +48,6 @@ _START_ROWS = 1000  # at most
 _NETWORK_RATE, _OTHER_RATE = 0.1, 2.0
 _WARM_UP = 50  # steps
 
-_Scores = list[tuple[Tensor, Tensor]]
-
 
 @dataclass(frozen=True, kw_only=True)
 class NetworksFitResult(FitResult):
@@ -126,15 +124,24 @@ def fit_networks(
     Note:
         At most one training for each fold used, and one on all data.
     """
-    start = time.perf_counter()
-    model = _checked_model(mll)
+    start, model = time.perf_counter(), mll.model
+    if not isinstance(model, GPRegression) or not find_networks(model):
+        raise UnsupportedError(
+            "mll.model", type(model).__name__, "a GPRegression with a network", "Use fit_mll."
+        )
+    if cast(Tensor, model.train_targets).ndim > 1:
+        raise UnsupportedError("mll.model", "a batch of models", "a single one", "Use fit_mll.")
     check_counts(steps=steps)
     check_positive(lr=lr)
     checkpoints = sorted({round(steps * k / _CHECKPOINTS) for k in range(_CHECKPOINTS + 1)})
     folds = _folds(model, n_splits, seed)
     warm_start_fresh_models(mll)
     gains = _held_out_gains(mll, folds, checkpoints, lr, seed, progress)
-    chosen, message = _choose(gains), ""
+    margins = [
+        gain.mean - _MARGIN * gain.standard_error if gain.error >= 0 else -math.inf
+        for gain in gains
+    ]
+    chosen, message = margins.index(max(margins)), ""
     history: list[float] = []
     rows = _observed(model)
     if chosen:
@@ -162,38 +169,16 @@ def fit_networks(
     )  # fmt: skip
 
 
-def _checked_model(mll: MarginalLogLikelihood) -> GPRegression:
-    model = mll.model
-    if not isinstance(model, GPRegression) or not find_networks(model):
-        raise UnsupportedError(
-            "mll.model", type(model).__name__, "a GPRegression with a network", "Use fit_mll."
-        )
-    if cast(Tensor, model.train_targets).ndim > 1:
-        raise UnsupportedError("mll.model", "a batch of models", "a single one", "Use fit_mll.")
-    return model
-
-
 def _observed(model: GPRegression) -> Tensor:
     return (~cast(Tensor, model.train_targets).isnan()).nonzero()[:, 0]
 
 
-def _choose(gains: list[_Gain]) -> int:
-    best, most = 0, 0.0
-    for checkpoint, gain in enumerate(gains):
-        least = gain.mean - _MARGIN * gain.standard_error
-        if gain.error >= 0 and least > most:
-            best, most = checkpoint, least
-    return best
-
-
 def _folds(model: GPRegression, count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
     """Rows to train on and rows held out, of so many folds as hold enough points together."""
-    rows = _observed(model)
-    observed = torch.zeros(len(cast(Tensor, model.train_targets)), dtype=torch.bool)
-    observed[rows.cpu()] = True
+    rows, missing = _observed(model), cast(Tensor, model.train_targets).isnan().cpu()
     folds: list[tuple[Tensor, Tensor]] = []
     held_out = 0
-    for group in KFold(count, seed).held_out(len(observed), observed=observed):
+    for group in KFold(count, seed).held_out(len(missing), observed=~missing):
         for block in group.to(rows.device):
             if held_out < _ENOUGH:
                 folds.append((rows[~torch.isin(rows, block)], block))
@@ -225,10 +210,10 @@ def _held_out_gains(
     the start, two) below zero, if steps have not raised it, or if a fold cannot be trained on; the
     last gain is then of fewer folds.
     """
-    trainings = [
-        _SubsetTraining(copy.deepcopy(mll), kept, checkpoints, lr, seed) for kept, _ in folds
+    pairs = [
+        (_SubsetTraining(copy.deepcopy(mll), kept, checkpoints, lr, seed), block)
+        for kept, block in folds
     ]
-    pairs = [(training, block) for training, (_, block) in zip(trainings, folds, strict=True)]
     gains: list[_Gain] = []
     try:
         before = [training.score(block) for training, block in pairs]
@@ -237,7 +222,7 @@ def _held_out_gains(
         with progress_bar(total=total, desc="folds", progress=progress) as bar:
             for steps in checkpoints:
                 worse = _WORSE if steps else _WORSE_START
-                scores: _Scores = []
+                scores: list[Tensor] = []
                 gains.append(gains[0])
                 for training, block in pairs:
                     training.train(steps) if steps else training.start()
@@ -253,12 +238,10 @@ def _held_out_gains(
     return gains
 
 
-def _gain(scores: _Scores, before: _Scores) -> _Gain:
+def _gain(scores: list[Tensor], before: list[Tensor]) -> _Gain:
     """Over the folds scored by now, which are the first ones."""
-    densities, errors = (
-        torch.cat([now[kind] - then[kind] for now, then in zip(scores, before, strict=False)])
-        for kind in range(2)
-    )
+    pairs = zip(scores, before, strict=False)
+    densities, errors = torch.cat([now - then for now, then in pairs], dim=-1)
     count = len(densities)
     error = float(densities.std()) / math.sqrt(count) if count > 1 else math.inf
     return _Gain(float(densities.mean()), error, -float(errors.mean()), count)
@@ -308,8 +291,8 @@ class _SubsetTraining:
         return -loss
 
     @torch.no_grad()
-    def score(self, held_out: Tensor) -> tuple[Tensor, Tensor]:
-        """Log densities and squared errors ``(b,)`` of other rows, each given all rows but itself.
+    def score(self, held_out: Tensor) -> Tensor:
+        """Log densities and squared errors, ``(2, b)``, of other rows, each given all but itself.
 
         Conditioning on the other held-out rows too, as a prediction from all data will, judges the
         hyperparameters at the full number of rows. A NonFiniteError says that one is not finite.
@@ -321,17 +304,17 @@ class _SubsetTraining:
         error = data.residual[last] - mean
         if not bool((torch.isfinite(error) & torch.isfinite(variance)).all()):
             raise _not_finite("held-out densities")
-        return Normal(0.0, variance.sqrt()).log_prob(error), error.square()
+        return torch.stack([Normal(0.0, variance.sqrt()).log_prob(error), error.square()])
 
     def _groups(self, lr: float) -> list[dict]:
         networks, rate = find_networks(self.model), 1.0
         if has_second_part(self.model):  # its linear map is fitted already, unlike its network
             networks = [getattr(network, "network", network) for network in networks]
             rate = _NETWORK_RATE
-        inside = [p for network in networks for p in network.parameters() if p.requires_grad]
-        known = {id(p) for p in inside}
+        weights = [p for network in networks for p in network.parameters() if p.requires_grad]
+        known = {id(p) for p in weights}
         others = [p for p in self.mll.parameters() if id(p) not in known and p.requires_grad]
-        return [{"params": inside, "lr": rate * lr}, {"params": others, "lr": _OTHER_RATE * lr}]
+        return [{"params": weights, "lr": rate * lr}, {"params": others, "lr": _OTHER_RATE * lr}]
 
     def _subset(self, size: int) -> Tensor:
         order = torch.randperm(len(self.rows), generator=self.generator)[:size]

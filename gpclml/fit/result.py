@@ -55,7 +55,7 @@ class FitResult:
         return not self.problem
 
     def _repr_html_(self) -> str:
-        shown = [(one.name, str(getattr(self, one.name))) for one in fields(self) if one.repr]
+        shown = [(f.name, str(getattr(self, f.name))) for f in fields(self) if f.repr]
         rows = [f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in shown]
         return f"<p>{type(self).__name__}</p><table>{''.join(rows)}</table>"
 

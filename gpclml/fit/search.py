@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy
 import torch
@@ -50,7 +50,6 @@ from gpclml.inference import Road, training_observations
 from gpclml.mlls.fixed_loss import (
     FixedLoss,
     fixed_loss,
-    has_shared_parameters,
     scores_first_points,
 )
 from gpclml.models import GPRegression
@@ -76,6 +75,8 @@ _ROUNDING_LIMITS = (1e5, 1e4, 1e3)
 # Of the start lengthscales: far shorter ones tell all points apart, where nothing can be learned.
 _SHORTER, _LONGER = (0.25,), (8.0, 64.0)
 _LESS_NOISE = 0.1  # of the start noise: what it takes for noise it need not explain
+# One call for all parameters: with a call for each a step of few points would take a tenth longer.
+_FOREACH: Any = torch
 
 
 # ------------------------------------------------------------------ what a fit changes
@@ -163,245 +164,202 @@ def bounds_of(mll: MarginalLogLikelihood) -> Bounds:
 # ------------------------------------------------------------------ the vector
 
 
-class _Coordinates:
-    """The logarithms of positive hyperparameters in place of the raw parameters of GPyTorch.
-
-    Scales of a kernel and variances of the noise act by their ratios, so that a step of one length
-    in their logarithms changes an objective about as much wherever it is taken, and searches need
-    less than half of the steps. Each transform gives the hyperparameters of a slice of the vector;
-    the other entries are the raw parameters themselves.
-    """
-
-    def __init__(self, transforms: list[tuple[slice, Transform]]) -> None:
-        self._transforms = transforms
-
-    def from_raw(self, raw: ndarray) -> ndarray:
-        """Coordinates of raw parameters."""
-        point = raw.copy()
-        for index, transform in self._transforms:
-            point[index] = transform.value(torch.from_numpy(raw[index])).log().numpy()
-        return point
-
-    def to_raw(self, point: ndarray) -> ndarray:
-        """Raw parameters at coordinates."""
-        raw = point.copy()
-        for index, transform in self._transforms:
-            raw[index] = transform.inverse(torch.from_numpy(point[index]).exp()).numpy()
-        return raw
-
-    def box(self, raw_box: ndarray, start: ndarray) -> ndarray:
-        """Bounds of the coordinates, ``(2, size)``, from those of raw parameters.
-
-        They are near the start: where the objective is flat, a search takes steps of any length.
-        """
-        box = numpy.stack([self.from_raw(bound) for bound in raw_box])
-        for index, _ in self._transforms:
-            box[0, index] = numpy.fmax(box[0, index], start[index] - _FARTHEST)
-            box[1, index] = numpy.fmin(box[1, index], start[index] + _FARTHEST)
-        return box
-
-    def gradient(self, raw_gradient: ndarray, raw: ndarray) -> ndarray:
-        """The chain rule from raw parameters to coordinates."""
-        gradient = raw_gradient.copy()
-        for index, transform in self._transforms:
-            values = torch.from_numpy(raw[index])
-            gradient[index] *= (transform.value(values) / transform.slope(values)).numpy()
-        return gradient
-
-
-def _logarithms(mll: MarginalLogLikelihood, slices: Mapping[str, slice]) -> _Coordinates:
-    """Logarithms of what has a lower bound of zero or more, by GPyTorch's softplus or directly."""
-    transforms = []
-    for name, parameter, constraint in cast(Any, mll).named_parameters_and_constraints():
-        transform = transform_of(constraint)
-        if name not in slices or type(constraint) not in (GreaterThan, Positive):
-            continue
-        if transform is None or not bool((constraint.lower_bound >= 0).all()):
-            continue
-        if bool((transform.value(parameter.detach().double()) > 0).all()):
-            if transform.lower_bound is not None:  # parameters may be on a GPU
-                transform = transform._replace(lower_bound=transform.lower_bound.cpu())
-            transforms.append((slices[name], transform))
-    return _Coordinates(transforms)
-
-
-class _OneThread:
-    """Keeps the libraries of NumPy and SciPy to one thread until the last of those within has left.
-
-    SciPy's search solves with small matrices at each step. The threads of its libraries wait busily
-    for a while after that, which takes the cores away from PyTorch's: on two cores fits of few
-    points take ten times as long. Threadpoolctl's own limit would not do: of searches in several
-    threads, the one that leaves last puts back what it met.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._count = threading.Lock(), 0
-        self._limit: Any = None
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._count == 0:
-                self._limit = _libraries().limit(limits=1, user_api="blas")
-            self._count += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._count -= 1
-            if self._count == 0:
-                self._limit.restore_original_limits()
-
-
-_ONE_THREAD = _OneThread()
-
-
-@functools.cache
-def _libraries() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
 class Vector:
-    """The trainable parameters as one vector, of which the fixed loss is a function.
+    """The trainable parameters, of which a loss is a function, as the vector that a search moves.
 
-    Its coordinates are the raw parameters, or the logarithms of positive hyperparameters and the
-    other parameters themselves, as :meth:`begin` and :meth:`take_logarithms` say, within ``box``,
-    ``(2, size)``. Those at ``free`` indices move, and the others stay. Within the block the
-    parameters are views of one array, and so are their gradients. Where it ends they are those of
-    the lowest loss, in the memory in which they were before.
+    Its coordinates are the raw parameters, and from :meth:`take_logarithms` on the logarithms of
+    positive hyperparameters in place of those. Scales of a kernel and variances of the noise act by
+    their ratios, so that a step of one length in their logarithms changes an objective about as
+    much wherever it is taken, and searches need less than half of the steps. Where the block ends
+    the parameters are those of the lowest loss.
+
+    Args:
+        mll: The objective.
+        bounds: Of raw parameters, as of :func:`bounds_of`.
+        loss: Adds its gradient to that of the parameters.
+        member: Index of the member of a batch whose numbers move; those of all if None.
+
+    Attributes:
+        best, lowest: The coordinates of the lowest loss, ``(size,)``, and that loss.
+        box: Bounds of the coordinates, ``(2, size)``.
+        failures: Number of points that could not be evaluated.
     """
 
-    def __init__(self, mll: MarginalLogLikelihood, bounds: Bounds) -> None:
-        self._mll = mll
-        self._bounds = bounds
-        self.parameters = trainable(mll)
-        self.failures = 0
-        self.lowest = math.inf
+    def __init__(
+        self,
+        mll: MarginalLogLikelihood,
+        bounds: Bounds,
+        loss: Callable[[], float],
+        member: int | None = None,
+    ) -> None:
+        self._mll, self._loss, self._member = mll, loss, ... if member is None else member
+        self._named = trainable(mll)
+        for parameter in self._named.values():
+            parameter.grad = torch.zeros_like(parameter)
+        self._values = [p.data[self._member] for p in self._named.values()]
+        self._gradients = [cast(Tensor, p.grad)[self._member] for p in self._named.values()]
+        self._sizes = [values.numel() for values in self._values]
+        # Raw numbers and their gradients as vectors beside the parameters: one transfer to a GPU.
+        self._raw, self._raw_slope = torch.zeros(
+            2, sum(self._sizes), dtype=torch.float64, device=self._values[0].device
+        )
+        self._pieces, self._slope_pieces = (
+            [piece.view(values.shape) for piece, values in zip(pieces, self._values, strict=True)]
+            for pieces in (self._raw.split(self._sizes), self._raw_slope.split(self._sizes))
+        )
+        self._raw_box = numpy.array([[-math.inf], [math.inf]]).repeat(sum(self._sizes), axis=1)
+        for name, index in self._slices():
+            for row, bound in zip(self._raw_box, bounds.get(name, ()), strict=False):
+                if bound is not None:
+                    whole = torch.as_tensor(bound, dtype=torch.float64)
+                    whole = whole.expand(self._named[name].shape)
+                    row[index] = numbers(whole[self._member]).ravel()
+        self._transforms: list[tuple[ndarray, Transform]] = []
+        self.lowest, self.failures = math.inf, 0
+        self.best = numpy.concatenate([numbers(values).ravel() for values in self._values])
+        self.box = self._raw_box
 
     def __enter__(self) -> Vector:
-        self._before = [(p, p.data, p.grad) for p in self.parameters.values()]
-        flat = [data.flatten() for _, data, _ in self._before]
-        first = flat[0] if flat else torch.zeros(0)
-        # Numbers of another type, or on another device, are converted as they are copied.
-        self._point = torch.cat([values.to(first) for values in flat]) if flat else first.clone()
-        self._gradient = torch.zeros_like(self._point)
-        size = len(self._point)
-        self._raw_box = numpy.array([[-math.inf] * size, [math.inf] * size])
-        self._slices: dict[str, slice] = {}
-        self._copied: list[tuple[torch.Tensor, slice]] = []
-        start = 0
-        for name, parameter in self.parameters.items():
-            index = slice(start, start + parameter.numel())
-            start, self._slices[name] = index.stop, index
-            if parameter.dtype == first.dtype and parameter.device == first.device:
-                parameter.data = self._point[index].view(parameter.shape)
-                parameter.grad = self._gradient[index].view(parameter.shape)
-            else:
-                self._copied.append((parameter, index))
-            for row, bound in zip(self._raw_box, self._bounds.get(name, ()), strict=False):
-                if bound is not None:
-                    values = numbers(bound) if isinstance(bound, Tensor) else bound
-                    row[index] = numpy.broadcast_to(values, parameter.shape).ravel()
-        self.free = numpy.arange(size)
-        self._change_coordinates(numbers(self._point), _Coordinates([]))
-        _ONE_THREAD.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        _ONE_THREAD.__exit__()
         self._set(self.best)
-        for parameter, data, gradient in self._before:
-            parameter.data = data.copy_(parameter.data)
-            parameter.grad = gradient
-
-    def _change_coordinates(self, raw: ndarray, coordinates: _Coordinates) -> None:
-        self._coordinates = coordinates
-        self.best = coordinates.from_raw(raw)
-        self.box = coordinates.box(self._raw_box, self.best)
-        raw_box = numpy.stack([coordinates.from_raw(bound) for bound in self._raw_box])
-        self._is_raw_bound = numpy.isfinite(self._raw_box) & (raw_box == self.box)
 
     def take_logarithms(self) -> None:
         """Goes on from the best point in the logarithms of positive hyperparameters."""
-        raw, raw_slope = self._set(self.best), self._slope
-        self._change_coordinates(raw, _logarithms(self._mll, self._slices))
-        self._slope = self._coordinates.gradient(raw_slope, raw)
-        self._last = self.best.copy(), (self.lowest, self._slope[self.free])
+        raw, raw_slope = self._to_raw(self.best), self._slope
+        self._transforms = self._logarithms()
+        self.best, self._slope = self._from_raw(raw), self._chain(raw_slope, raw)
+        self.box = numpy.stack([self._from_raw(bound) for bound in self._raw_box])
+        for index, _ in self._transforms:
+            # Near the start: where an objective is flat, a search takes steps of any length.
+            self.box[0, index] = numpy.fmax(self.box[0, index], self.best[index] - _FARTHEST)
+            self.box[1, index] = numpy.fmin(self.box[1, index], self.best[index] + _FARTHEST)
+        self._last = self.best.copy(), (self.lowest, self._slope)
 
-    def indices_of_members(self, members: int) -> ndarray:
-        """Indices of the numbers of each member of a batch, ``(members, numbers)``."""
-        every = numpy.arange(len(self.best))
-        return numpy.hstack([every[at].reshape(members, -1) for at in self._slices.values()])
+    def evaluate(self, point: ndarray) -> tuple[float, ndarray]:
+        """Loss and gradient; a NanError or NotPSDError if there are none."""
+        raw = self._set(point)
+        _FOREACH._foreach_zero_(self._gradients)
+        value = self._loss()
+        _FOREACH._foreach_copy_(self._slope_pieces, self._gradients)
+        slope = self._chain(numbers(self._raw_slope), raw)
+        if not (math.isfinite(value) and numpy.isfinite(slope).all()):
+            bad = [name for name, at in self._slices() if not numpy.isfinite(slope[at]).all()]
+            raise non_finite(value, bad)
+        if value < self.lowest:
+            self.lowest, self.best, self._slope = value, point.copy(), slope
+        self._last = point.copy(), (value, slope)
+        return value, slope
 
-    def begin(self, loss: Callable[[], float], free: ndarray | None = None) -> None:
-        """Evaluates a loss at the best point; a NanError or NotPSDError if that cannot be done.
-
-        Args:
-            loss: Adds its gradient to that of the parameters.
-            free: Indices of the coordinates that move, the raw parameters; all of them if None.
-        """
-        self._loss, self.lowest = loss, math.inf
-        self.free = numpy.arange(len(self.best)) if free is None else free
-        self._change_coordinates(self._set(self.best), _Coordinates([]))
-        self._evaluate(self.best)
-
-    def __call__(self, moved: ndarray) -> tuple[float, ndarray]:
+    def __call__(self, point: ndarray) -> tuple[float, ndarray]:
         """Loss and gradient; NaN where they do not exist, from which a search steps back."""
-        point = self.best.copy()
-        point[self.free] = moved
         last, answer = self._last
         if numpy.array_equal(point, last):  # a search begins where the one before has ended
             return answer
-        finite = numpy.isfinite(point).all()  # SciPy's search may ask at NaN after a loss of NaN
-        try:
-            if finite:
-                return self._evaluate(point)
-        except (NanError, NotPSDError):
-            pass
+        # SciPy's search may ask at NaN after a loss of NaN.
+        if numpy.isfinite(point).all():
+            with suppress(NanError, NotPSDError):
+                return self.evaluate(point)
         self.failures += 1
-        return math.nan, numpy.full(len(moved), math.nan)
+        return math.nan, numpy.full(len(point), math.nan)
 
     def minimize(self, options: dict[str, Any], callback: Callable | None = None) -> Any:
         """SciPy's L-BFGS-B from the best point; its result."""
         from scipy.optimize import minimize
 
         return minimize(
-            self, self.best[self.free], jac=True, bounds=self.box.T[self.free],
-            method="L-BFGS-B", options=options, callback=callback,
+            self, self.best, jac=True, bounds=self.box.T, method="L-BFGS-B", options=options,
+            callback=callback,
         )  # fmt: skip
 
     def steepest(self) -> float:
         """The largest derivative at the best point by a coordinate that no bound holds."""
         lower, upper = self.box
         held = (self.best <= lower) & (self._slope > 0) | (self.best >= upper) & (self._slope < 0)
-        return float(numpy.abs(numpy.where(held, 0.0, self._slope)[self.free]).max(initial=0.0))
-
-    def _evaluate(self, point: ndarray) -> tuple[float, ndarray]:
-        """Loss and gradient with respect to the coordinates that move."""
-        raw = self._set(point)
-        self._gradient.zero_()
-        value = self._loss()
-        for parameter, index in self._copied:
-            if parameter.grad is not None:
-                self._gradient[index] = parameter.grad.flatten().to(self._gradient)
-        slope = self._coordinates.gradient(numbers(self._gradient), raw)
-        if not (math.isfinite(value) and numpy.isfinite(slope[self.free]).all()):
-            named = self._slices.items()
-            raise non_finite(value, [n for n, at in named if not numpy.isfinite(slope[at]).all()])
-        if value < self.lowest:
-            self.lowest, self.best, self._slope = value, point.copy(), slope
-        self._last = point.copy(), (value, slope[self.free])
-        return self._last[1]
+        return float(numpy.abs(numpy.where(held, 0.0, self._slope)).max(initial=0.0))
 
     def _set(self, point: ndarray) -> ndarray:
-        """Sets the parameters, and returns the raw ones."""
-        raw = self._coordinates.to_raw(point)
-        reached = point <= self.box[0], point >= self.box[1]
-        for bound, is_raw, held in zip(self._raw_box, self._is_raw_bound, reached, strict=True):
-            numpy.copyto(raw, bound, where=is_raw & held)  # exactly, not a logarithm's rounding
-        self._point.copy_(torch.from_numpy(raw))
-        for parameter, index in self._copied:
-            parameter.data.copy_(self._point[index].view(parameter.shape))
-            parameter.grad = None
+        """Sets the parameters, and returns the raw ones, ``(size,)``."""
+        raw = self._to_raw(point)
+        self._raw.copy_(torch.from_numpy(raw))
+        _FOREACH._foreach_copy_(self._values, self._pieces)
         return raw
+
+    def _slices(self) -> Iterator[tuple[str, slice]]:
+        start = 0
+        for name, size in zip(self._named, self._sizes, strict=True):
+            yield name, slice(start, start := start + size)
+
+    def _from_raw(self, raw: ndarray) -> ndarray:
+        point = raw.copy()
+        for index, transform in self._transforms:
+            point[index] = transform.value(torch.from_numpy(raw[index])).log().numpy()
+        return point
+
+    def _to_raw(self, point: ndarray) -> ndarray:
+        raw = point.copy()
+        for index, transform in self._transforms:
+            raw[index] = transform.inverse(torch.from_numpy(point[index]).exp()).numpy()
+        # An exponential of a bound's logarithm may be beyond the bound by rounding.
+        return numpy.minimum(numpy.maximum(raw, self._raw_box[0]), self._raw_box[1])
+
+    def _chain(self, raw_slope: ndarray, raw: ndarray) -> ndarray:
+        """The gradient with respect to the coordinates."""
+        slope = raw_slope.copy()
+        for index, transform in self._transforms:
+            values = torch.from_numpy(raw[index])
+            slope[index] *= (transform.value(values) / transform.slope(values)).numpy()
+        return slope
+
+    def _logarithms(self) -> list[tuple[ndarray, Transform]]:
+        """Indices of what has a lower bound of zero or more, by GPyTorch's softplus or directly."""
+        slices, lower = dict(self._slices()), numpy.zeros(len(self.best))
+        kinds = numpy.full(len(self.best), "raw parameter")
+        for name, parameter, constraint in cast(Any, self._mll).named_parameters_and_constraints():
+            transform = transform_of(constraint)
+            if name not in slices or type(constraint) not in (GreaterThan, Positive):
+                continue
+            if transform is None or not bool((constraint.lower_bound >= 0).all()):
+                continue
+            if bool((transform.value(parameter.detach().double()) > 0).all()):
+                kinds[slices[name]] = "softplus" if transform.is_softplus else "direct"
+                if transform.lower_bound is not None:
+                    lower[slices[name]] = numbers(transform.lower_bound)
+        softplus, direct = ((kinds == kind).nonzero()[0] for kind in ("softplus", "direct"))
+        bounded = Transform(is_softplus=True, lower_bound=torch.from_numpy(lower[softplus]))
+        pairs = (softplus, bounded), (direct, Transform(is_softplus=False))
+        return [(index, transform) for index, transform in pairs if len(index)]
+
+
+_LOCK = threading.Lock()
+_LIMITS: list[Any] = []  # the one limit of threads, as often as there are searches at work
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keeps the libraries of NumPy and SciPy to one thread until the last search has left.
+
+    SciPy's search solves with small matrices at each step. The threads of its libraries wait busily
+    for a while after that, which takes the cores away from PyTorch's: on two cores fits of few
+    points take ten times as long. Threadpoolctl's own limit would not do: of searches in several
+    threads, the one that leaves last puts back what it met.
+    """
+    with _LOCK:
+        limit = _LIMITS[0] if _LIMITS else _libraries().limit(limits=1, user_api="blas")
+        _LIMITS.append(limit)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _LIMITS.pop()
+            if not _LIMITS:
+                limit.restore_original_limits()
+
+
+@functools.cache
+def _libraries() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 # ------------------------------------------------------------------ one line search
@@ -411,10 +369,14 @@ class Vector:
 class LineSearchEnd:
     """Where a line search ended: the lowest loss, which is that of the parameters, and why.
 
-    The reason is "converged", "limit" if its steps were spent, or "abnormal" if it found no better
-    point though the slope says that there are some. ``at_bounds`` has the names of parameters that
-    ended at a bound, ``ran_away`` says what left the range of the targets, ``road`` which way its
-    evaluations went.
+    Attributes:
+        loss: The lowest loss.
+        reason: "converged", "limit" if its steps were spent, or "abnormal" if it found no better
+            point though the slope says that there are some.
+        message: What SciPy says of it.
+        at_bounds: Names of parameters that ended at a bound.
+        ran_away: What left the range of the targets.
+        road: Which way evaluations went.
     """
 
     loss: float
@@ -438,185 +400,124 @@ def line_search(
     be evaluated. Further ``options`` are those of SciPy.
     """
     load_botorch()
-    start, one_search = copied_state(mll), _LineSearch(mll, steps, record, dict(options or {}))
-    end = one_search.run()
+    start = copied_state(mll)
+    end = _line_search(mll, steps, record, options or {})
     for limit in _ROUNDING_LIMITS:
         if predicts_in_its_type(mll):
             break
         mll.load_state_dict(start)
         with limited_rounding(mll, limit):
-            end = one_search.run()
+            end = _line_search(mll, steps, record, options or {})
         end = replace(end, loss=-objective(mll))
     return end
 
 
-@dataclass
-class _LineSearch:
-    """A search, of so many steps at most, which are recorded.
+def _line_search(
+    mll: MarginalLogLikelihood, steps: int | None, record: Record, options: Mapping[str, Any]
+) -> LineSearchEnd:
+    """One search, or one for each member of a batch that can be evaluated alone.
 
-    The first step is taken in the raw parameters, the others in the logarithms of positive
-    hyperparameters. It ends when twenty steps gain less than 0.002 nats in all. Where the objective
-    leaves scale and mean of a ``GPRegression`` open, they have weak priors meanwhile, which the
-    loss that is returned leaves out. A step to a covariance that cannot be factored counts as too
-    long.
+    Of members the worst reason counts. Where the objective leaves scale and mean of a
+    ``GPRegression`` open, they have weak priors meanwhile, which the loss that is returned leaves
+    out.
     """
-
-    mll: MarginalLogLikelihood
-    steps: int | None
-    record: Record
-    options: dict[str, Any]
-
-    def run(self) -> LineSearchEnd:
-        mll, model = self.mll, self.mll.model
-        self._bounds = bounds_of(mll)
-        self._num_points = _num_targets(model)
-        is_open = isinstance(model, GPRegression) and not scores_first_points(mll)
-        priors = weak_priors(cast(GPRegression, model)) if is_open else nullcontext(False)
-        with warnings.catch_warnings(), detached_data(mll), priors as has_priors:
+    model, bounds = mll.model, bounds_of(mll)
+    is_open = isinstance(model, GPRegression) and not scores_first_points(mll)
+    priors = weak_priors(cast(GPRegression, model)) if is_open else nullcontext(False)
+    gradients = [(parameter, parameter.grad) for parameter in mll.parameters()]
+    targets = getattr(model, "train_targets", None)
+    num_points = targets.numel() if isinstance(targets, Tensor) else 1
+    ends: list[LineSearchEnd] = []
+    try:
+        with warnings.catch_warnings(), detached_data(mll), one_thread(), priors as has_priors:
             # Points on the way may take jitter. That the end does is told by its predictions.
             warnings.simplefilter("ignore", NumericalWarning)
             fixed = FixedLoss(mll)
-            members = _independent_members(model)
-            if members and not fixed.has_members and _is_batch_of_botorch(model):
-                end = self._search_by_botorch(fixed)
-            else:
-                end = self._search(fixed, members * fixed.has_members)
-        return replace(
-            end, loss=-objective(mll) if has_priors else end.loss,
-            message="" if end.reason == "converged" else end.message,
-            at_bounds=_at_bounds(mll, self._bounds), ran_away=ran_away(mll), road=fixed.road,
-        )  # fmt: skip
-
-    def _search_by_botorch(self, fixed: FixedLoss) -> LineSearchEnd:
-        """A search of each member of a batch, evaluated together."""
-        from botorch.exceptions.warnings import OptimizationWarning
-        from botorch.optim.fit import fit_gpytorch_mll_scipy
-
-        with warnings.catch_warnings():
-            # A line search that cannot improve further keeps its point, which the result says.
-            warnings.simplefilter("ignore", OptimizationWarning)
-            limit = {} if self.steps is None else {"maxiter": self.steps}
-            result = fit_gpytorch_mll_scipy(
-                self.mll, bounds=cast(Any, self._bounds), options={**self.options, **limit}
-            )
-        self.record(float(result.fval))
-        reasons: dict[str, Reason] = {"SUCCESS": "converged", "STOPPED": "limit"}
-        reason = reasons.get(result.status.name, "abnormal")
-        if reason == "abnormal":
-            with Vector(self.mll, self._bounds) as vector, suppress(NanError, NotPSDError):
-                vector.begin(fixed)
-                reason = "converged" if self._is_flat(vector) else reason
-        return LineSearchEnd(float(result.fval), reason, _text(result.message))
-
-    def _search(self, fixed: FixedLoss, members: int) -> LineSearchEnd:
-        """One search, or one for each of so many members of a batch; the worst reason counts."""
-        with Vector(self.mll, self._bounds) as vector:
-            if not members:
-                vector.begin(fixed)
-                return self._minimize(vector, self.record)
-            losses = [partial(fixed, member) for member in range(members)]
-            indices = vector.indices_of_members(members)
-            lowest: list[float] = []
-            for loss, free in zip(losses, indices, strict=True):
-                vector.begin(loss, free)
-                lowest.append(vector.lowest)
-            ends: list[LineSearchEnd] = []
-            for member, (loss, free) in enumerate(zip(losses, indices, strict=True)):
-                others = sum(lowest) - lowest[member]
+            members = range(len(cast(Tensor, targets))) if fixed.has_members else [None]
+            losses = [partial(fixed, member) for member in members]
+            lowest = [loss() for loss in losses] if fixed.has_members else [0.0]
+            for index, (member, loss) in enumerate(zip(members, losses, strict=True)):
+                others = sum(lowest) - lowest[index]
 
                 def record_sum(value: float, others: float = others) -> None:
-                    self.record(value + others)
+                    record(value + others)
 
-                vector.begin(loss, free)
-                ends.append(self._minimize(vector, record_sum))
-                lowest[member] = vector.lowest
-        worst = max(ends, key=lambda end: get_args(Reason).index(end.reason))
-        return replace(worst, loss=-objective(self.mll))
+                with Vector(mll, bounds, loss, member) as vector:
+                    ends.append(_minimize(vector, steps, record_sum, options, num_points))
+                    lowest[index] = vector.lowest
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+    end = max(ends, key=lambda end: get_args(Reason).index(end.reason))
+    return replace(
+        end, loss=-objective(mll) if has_priors or len(ends) > 1 else end.loss,
+        message="" if end.reason == "converged" else end.message,
+        at_bounds=_at_bounds(mll, bounds), ran_away=ran_away(mll), road=fixed.road,
+    )  # fmt: skip
 
-    def _minimize(self, vector: Vector, record: Record) -> LineSearchEnd:
-        """A search that is resumed from its best point where it ended without reason.
 
-        Nearest to its start a search in logarithms often finds short lengthscales and no noise. The
-        length of a first step in raw parameters is one, which leaves that basin where the loss has
-        a steep slope by a small noise.
-        """
-        least_gain = _LEAST_GAIN / self._num_points
-        lowest: list[float] = []  # loss by each step, over resumed searches
+def _minimize(
+    vector: Vector, steps: int | None, record: Record, options: Mapping[str, Any], num_points: int
+) -> LineSearchEnd:
+    """A search that is resumed from its best point where it ended without reason.
 
-        def watch(intermediate_result: Any) -> None:  # SciPy goes by the name
-            loss = float(intermediate_result.fun)
-            if not math.isfinite(loss):
-                return
-            record(loss)
-            lowest.append(min([loss, *lowest[-1:]]))
-            if len(lowest) > _WINDOW and lowest[-1 - _WINDOW] - lowest[-1] < least_gain:
-                raise _GainsNothingError
+    It ends when twenty steps gain less than 0.002 nats in all. A step to a covariance that cannot
+    be factored counts as too long.
+    """
+    least_gain = _LEAST_GAIN / num_points
+    lowest: list[float] = []  # loss by each step, over resumed searches
 
-        vector.minimize({"maxiter": 1}, watch)
-        vector.take_logarithms()
-        spent = end = LineSearchEnd(vector.lowest, "limit", "The steps are spent.")
-        for attempt in range(1 + _RESUMES):
-            if len(lowest) == self.steps:
-                end = spent
-                break
-            failures, before = vector.failures, vector.lowest
-            limit = {} if self.steps is None else {"maxiter": self.steps - len(lowest)}
-            try:
-                result = vector.minimize({"maxcor": _REMEMBERED, **self.options, **limit}, watch)
-            except _GainsNothingError:
-                return LineSearchEnd(vector.lowest, "converged")
-            if attempt and before - vector.lowest < least_gain:
-                break
-            flat = self._is_flat(vector)
-            reasons: dict[int, Reason] = {0: "converged", 1: "limit"}  # by SciPy's status
-            reason = reasons.get(result.status, "converged" if flat else "abnormal")
-            end = LineSearchEnd(vector.lowest, reason, _text(result.message))
-            # SciPy may end at a point it could not evaluate, or after a tiny step down a slope that
-            # is still steep: go on from the best one, without what it remembers of the curvature.
-            if reason == "limit" or (flat and vector.failures == failures):
-                break
-        return replace(end, loss=vector.lowest)
+    def watch(intermediate_result: Any) -> None:  # SciPy goes by the name
+        loss = float(intermediate_result.fun)
+        if not math.isfinite(loss):
+            return
+        record(loss)
+        lowest.append(min([loss, *lowest[-1:]]))
+        if len(lowest) > _WINDOW and lowest[-1 - _WINDOW] - lowest[-1] < least_gain:
+            raise _GainsNothingError
 
-    def _is_flat(self, vector: Vector) -> bool:
-        return vector.steepest() * self._num_points < _LEAST_SLOPE
+    vector.evaluate(vector.best)
+    # Nearest to its start a search in logarithms often finds short lengthscales and no noise. The
+    # length of a first step in raw parameters is one, which leaves that basin where the loss has a
+    # steep slope by a small noise.
+    vector.minimize({"maxiter": 1}, watch)
+    vector.take_logarithms()
+    spent = end = LineSearchEnd(vector.lowest, "limit", "The steps are spent.")
+    for attempt in range(1 + _RESUMES):
+        if len(lowest) == steps:
+            end = spent
+            break
+        failures, before = vector.failures, vector.lowest
+        limit = {} if steps is None else {"maxiter": steps - len(lowest)}
+        try:
+            result = vector.minimize({"maxcor": _REMEMBERED, **options, **limit}, watch)
+        except _GainsNothingError:
+            return LineSearchEnd(vector.lowest, "converged")
+        if attempt and before - vector.lowest < least_gain:
+            break
+        flat = vector.steepest() * num_points < _LEAST_SLOPE
+        reasons: dict[int, Reason] = {0: "converged", 1: "limit"}  # by SciPy's status
+        reason = reasons.get(result.status, "converged" if flat else "abnormal")
+        end = LineSearchEnd(vector.lowest, reason, str(result.message).strip().rstrip(":"))
+        # SciPy may end at a point it could not evaluate, or after a tiny step down a slope that is
+        # still steep: go on from the best one, without what it remembers of the curvature.
+        if reason == "limit" or (flat and vector.failures == failures):
+            break
+    return replace(end, loss=vector.lowest)
 
 
 class _GainsNothingError(Exception):
     """The last steps of a line search have gained next to nothing."""
 
 
-def _text(message: object) -> str:
-    return str(message).strip().rstrip(":")
-
-
-def _num_targets(model: torch.nn.Module) -> int:
-    """Training targets, of which objectives are means."""
-    targets = getattr(model, "train_targets", None)
-    return targets.numel() if isinstance(targets, Tensor) else 1
-
-
-def _independent_members(model: torch.nn.Module) -> int:
-    """Members of a batch in which none shares a trainable parameter with another; else 0."""
-    targets = getattr(model, "train_targets", None)
-    if not isinstance(model, ExactGP) or not isinstance(targets, Tensor):
-        return 0
-    shape = targets.shape[:-1]
-    return 0 if has_shared_parameters(model, shape) or shape.numel() == 1 else shape.numel()
-
-
-def _is_batch_of_botorch(model: torch.nn.Module) -> bool:
-    from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel
-
-    return isinstance(model, BatchedMultiOutputGPyTorchModel)
-
-
 def _at_bounds(mll: MarginalLogLikelihood, bounds: Bounds) -> tuple[str, ...]:
-    """Names of the parameters of which an entry is at a bound."""
+    """Names of the parameters of which an entry is at a bound, but for rounding."""
     named, names = dict(mll.named_parameters()), []
     for name, pair in bounds.items():
         values = numbers(named[name])
         lower, upper = (numbers(end) if isinstance(end, Tensor) else end for end in pair)
-        if ((values - _ROUNDING * abs(values) <= lower) | (values >= upper)).any():
+        rounding = _ROUNDING * abs(values)
+        if ((values - rounding <= lower) | (values + rounding >= upper)).any():
             names.append(name)
     return tuple(names)
 
@@ -632,28 +533,23 @@ def limited_rounding(mll: MarginalLogLikelihood, limit: float) -> Iterator[None]
     limit, in nats a point.
     """
     model = cast(ExactGP, mll.model)
-    name = "limited_rounding"
-    model.register_added_loss_term(name)
-    model.update_added_loss_term(name, _RoundingTerm(mll, limit))
+
+    class Rounding(AddedLossTerm):
+        def loss(self, *params: Any) -> Tensor:
+            data = training_observations(model, cast(Likelihood, mll.likelihood))
+            rounding = data.latent.diagonal(dim1=-1, dim2=-2).mean(-1)
+            for kernel in model.modules():
+                if isinstance(kernel, RQKernel):
+                    rounding = rounding * (1.0 + cast(Tensor, kernel.alpha).squeeze(-1))
+            ratio = rounding / cast(Tensor, data.noise).mean(-1) / limit
+            return -data.residual.shape[-1] * ratio.log().clamp_min(0.0).square()
+
+    model.register_added_loss_term("limited_rounding")
+    model.update_added_loss_term("limited_rounding", Rounding())
     try:
         yield
     finally:
-        del model._added_loss_terms[name]
-
-
-class _RoundingTerm(AddedLossTerm):
-    def __init__(self, mll: MarginalLogLikelihood, limit: float) -> None:
-        self._mll, self._log_limit = mll, math.log(limit)
-
-    def loss(self, *params: Any) -> Tensor:
-        mll = self._mll
-        data = training_observations(cast(ExactGP, mll.model), cast(Likelihood, mll.likelihood))
-        rounding = data.latent.diagonal(dim1=-1, dim2=-2).mean(-1)
-        for kernel in mll.model.modules():
-            if isinstance(kernel, RQKernel):
-                rounding = rounding * (1.0 + cast(Tensor, kernel.alpha).squeeze(-1))
-        ratio = rounding / cast(Tensor, data.noise).mean(-1)
-        return -data.residual.shape[-1] * (ratio.log() - self._log_limit).clamp_min(0.0).square()
+        del model._added_loss_terms["limited_rounding"]
 
 
 # ------------------------------------------------------------------ other starts
@@ -673,65 +569,60 @@ def search(
     begin = time.perf_counter()
     if isinstance(mll, SumMarginalLogLikelihood):
         return _joined([search(m, steps, record, retries) for m in cast(Any, mll.mlls)], begin)
-    initial = copied_state(mll)
-    end, history = _recorded_search(mll, steps, record)
-    problem, starts = _problem(mll, end), 1
-    if problem in FAILED and retries:
+    initial, starts = copied_state(mll), 1
+    best = _search_once(mll, steps, record)
+    if best.problem in FAILED and retries:
         state = copied_state(mll)
         try:
             for start in _other_starts(mll, initial)[:retries]:
                 mll.load_state_dict(start)
                 starts += 1
-                try:
-                    other, values = _recorded_search(mll, steps, record)
-                except (NanError, NotPSDError):
-                    continue
-                if other.loss < end.loss or math.isnan(end.loss):
-                    end, history, state = other, values, copied_state(mll)
-                    problem = _problem(mll, end)
-                    if problem not in FAILED:
-                        break
+                with suppress(NanError, NotPSDError):
+                    other = _search_once(mll, steps, record)
+                    if other.end.loss < best.end.loss or math.isnan(best.end.loss):
+                        best, state = other, copied_state(mll)
+                        if best.problem not in FAILED:
+                            break
         finally:
             mll.load_state_dict(state)
+    end, problem = best.end, best.problem
     return MLLFitResult(
-        objective=-end.loss, history=history, seconds=time.perf_counter() - begin,
-        message=explanation(problem, end, starts, len(history)), problem=problem,
+        objective=-end.loss, history=best.history, seconds=time.perf_counter() - begin,
+        message=explanation(problem, end, starts, len(best.history)), problem=problem,
         attempts=[-end.loss], starts=starts, road=end.road,
     )  # fmt: skip
 
 
-def _joined(members: list[MLLFitResult], begin: float) -> MLLFitResult:
-    """The result for a sum, with the worst of its members' problems."""
-    failed = [member for member in members if member.problem in FAILED]
-    worst = [*failed, *(member for member in members if member.problem), members[0]][0]
-    objective = sum(member.objective for member in members) / len(members)
-    return replace(
-        worst, objective=objective, history=[v for member in members for v in member.history],
-        seconds=time.perf_counter() - begin, attempts=[objective],
-        starts=sum(member.starts for member in members) - len(members) + 1,
-    )  # fmt: skip
+class _Search(NamedTuple):
+    end: LineSearchEnd
+    history: list[float]  # the objective at each step
+    problem: Problem
 
 
-def _recorded_search(
-    mll: MarginalLogLikelihood, steps: int | None, record: Record
-) -> tuple[LineSearchEnd, list[float]]:
-    """A search, and the objective at each of its steps."""
+def _search_once(mll: MarginalLogLikelihood, steps: int | None, record: Record) -> _Search:
     history: list[float] = []
 
     def record_both(loss: float) -> None:
         history.append(-loss)
         record(loss)
 
-    return line_search(mll, steps, record_both), history
-
-
-def _problem(mll: MarginalLogLikelihood, end: LineSearchEnd) -> Problem:
+    end = line_search(mll, steps, record_both)
     problem = problem_of_predictions(mll, end.at_bounds)
-    if problem in FAILED:
-        return problem
-    if end.ran_away:
-        return "runaway"
-    return problem if end.reason == "converged" else end.reason
+    if problem not in FAILED:
+        ending = problem if end.reason == "converged" else end.reason
+        problem = "runaway" if end.ran_away else ending
+    return _Search(end, history, problem)
+
+
+def _joined(members: list[MLLFitResult], begin: float) -> MLLFitResult:
+    """The result for a sum, with the worst of its members' problems."""
+    worst = max(members, key=lambda member: (member.problem in FAILED, bool(member.problem)))
+    objective = sum(member.objective for member in members) / len(members)
+    return replace(
+        worst, objective=objective, history=[v for member in members for v in member.history],
+        seconds=time.perf_counter() - begin, attempts=[objective],
+        starts=sum(member.starts for member in members) - len(members) + 1,
+    )  # fmt: skip
 
 
 def _other_starts(

@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -24,29 +23,31 @@ STEPS = 300
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 
+_COURSE = ("history", "looks", "scores", "best")  # what a checkpoint has of a training
+
 
 def optimizer_factory(optimizer: str | OptimizerFactory) -> OptimizerFactory | None:
     """What makes an optimizer of parameters and ``lr``; None for the line search."""
+    if isinstance(optimizer, str):
+        factories = {"lbfgs": None, "adam": torch.optim.Adam}
+        if optimizer not in factories:
+            raise UnknownNameError("optimizer", optimizer, factories)
+        return factories[optimizer]
+    name = getattr(optimizer, "__name__", type(optimizer).__name__)
     if isinstance(optimizer, type) and not issubclass(optimizer, torch.optim.Optimizer):
-        raise UnsupportedError("optimizer", optimizer.__name__, "a class of torch.optim")
-    if callable(optimizer):
-        return partial(_make_optimizer, optimizer)
-    factories = {"lbfgs": None, "adam": torch.optim.Adam}
-    if optimizer not in factories:
-        raise UnknownNameError("optimizer", optimizer, factories)
-    return factories[optimizer]
-
-
-def _make_optimizer(factory: OptimizerFactory, parameters: Any, lr: float) -> torch.optim.Optimizer:
-    name = getattr(factory, "__name__", type(factory).__name__)
+        raise UnsupportedError("optimizer", name, "a class of torch.optim")
     expected = "a class of torch.optim, or a function of parameters and lr that makes one"
-    try:
-        made = factory(parameters, lr=lr)
-    except TypeError as error:
-        raise UnsupportedError("optimizer", f"{name} ({error})", expected) from error
-    if not isinstance(made, torch.optim.Optimizer):
-        raise UnsupportedError("optimizer", f"{name}, which made no optimizer", expected)
-    return made
+
+    def make(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        try:
+            made = cast(Any, optimizer)(parameters, lr=lr)
+        except TypeError as error:
+            raise UnsupportedError("optimizer", f"{name} ({error})", expected) from error
+        if not isinstance(made, torch.optim.Optimizer):
+            raise UnsupportedError("optimizer", f"{name}, which made no optimizer", expected)
+        return made
+
+    return make
 
 
 def trainable(mll: torch.nn.Module) -> dict[str, Tensor]:
@@ -123,14 +124,12 @@ class Training:
         step: Callable[[int], float],
         steps: int,
         *,
-        callback: Callable[[int], Mapping[str, Any] | None] | None = None,
+        callback: Callable[[int], Mapping[str, Any] | None] = lambda number: None,
         patience: int | None = None,
         desc: str = "",
         progress: bool | None = False,
     ) -> None:
         """Takes steps until there are so many in all, or scores have stopped to become better.
-
-        An interrupt saves what there was after the last whole step, if there is a file.
 
         Args:
             step: Takes the step of a number, from 0, and returns the objective before it.
@@ -141,23 +140,24 @@ class Training:
             desc: Title of the progress bar.
             progress: Whether to show it; None shows it on terminals and in notebooks.
         """
-        whole: dict[str, Any] = {}
+        whole: dict[str, Any] = {}  # what there was after the last whole step
         done = len(self.history)
         with progress_bar(total=steps, initial=done, desc=desc, progress=progress) as bar:
             try:
                 for number in range(done, steps):
-                    if patience is not None and self._looks_since_best() >= patience:
-                        break
+                    if self.scores and patience is not None:
+                        best = self.scores.index(max(self.scores))
+                        if len(self.scores) - 1 - best >= patience:
+                            break
                     if self._path is not None:
                         whole = self._content()
                     self.history.append(step(number))
                     bar.update()
-                    shown = (callback(number + 1) if callback is not None else None) or {}
-                    objective = f"{self.history[-1]:.4f}"
-                    bar.set_postfix({"objective": objective, **shown}, refresh=False)
+                    shown = {"objective": f"{self.history[-1]:.4f}", **(callback(number + 1) or {})}
+                    bar.set_postfix(shown, refresh=False)
             except KeyboardInterrupt:
                 if whole:
-                    self._write(whole)
+                    self.save(whole)
                 raise
 
     def note(self, score: float) -> None:
@@ -184,11 +184,6 @@ class Training:
         """Wall time so far, with that of the runs before it was resumed."""
         return time.perf_counter() - self._start
 
-    def _looks_since_best(self) -> int:
-        return len(self.scores) - 1 - self.scores.index(max(self.scores)) if self.scores else 0
-
-    # ------------------------------------------------------------- checkpoints
-
     def resume(
         self,
         path: str | os.PathLike[str],
@@ -212,40 +207,32 @@ class Training:
         self._path, self._kind, self._settings = path, kind, dict(settings)
         self._mll, self._optimizers, self._generator = mll, optimizers, generator
         if os.path.exists(path):
-            self._read()
+            self._read(path)
 
-    def save(self) -> None:
-        """Saves the training, if there is a file."""
+    def save(self, content: dict[str, Any] | None = None) -> None:
+        """Saves the training as it is, or this content, if there is a file."""
         if self._path is not None:
-            self._write(self._content())
+            write_checkpoint(self._path, self._kind, content or self._content())
 
     def _content(self) -> dict[str, Any]:
         return {
             "state": copied_state(self._mll),
             "best_state": self.best_state,
-            "optimizers": [copy.deepcopy(one.state_dict()) for one in self._optimizers],
+            "optimizers": copy.deepcopy([each.state_dict() for each in self._optimizers]),
             "generator": None if self._generator is None else self._generator.get_state(),
-            "course": {
-                "history": list(self.history), "looks": list(self.looks),
-                "scores": list(self.scores), "best": self.best, "seconds": self.seconds,
-            },
+            "course": {name: copy.copy(getattr(self, name)) for name in (*_COURSE, "seconds")},
             "settings": self._settings,
-        }  # fmt: skip
+        }
 
-    def _write(self, content: dict[str, Any]) -> None:
-        assert self._path is not None
-        write_checkpoint(self._path, self._kind, content)
-
-    def _read(self) -> None:
-        path, module = self._path, self._kept
-        assert path is not None
-        assert module is not None
+    def _read(self, path: str | os.PathLike[str]) -> None:
+        module = cast(torch.nn.Module, self._kept)
         required = {
             "state": dict, "best_state": dict if self.best_state else (dict, type(None)),
             "optimizers": list, "generator": Tensor if self._generator else type(None),
             "course": dict, "settings": dict,
         }  # fmt: skip
         content = read_checkpoint(path, self._kind, next(module.parameters()).device, required)
+        # All that may be refused comes before anything is changed.
         check_state(path, self._mll, content["state"])
         if content["best_state"] is not None:
             check_state(path, module, content["best_state"])
@@ -253,7 +240,7 @@ class Training:
         try:
             course = dict(content["course"])
             self._start -= course.pop("seconds")
-            for name in ("history", "looks", "scores", "best"):
+            for name in _COURSE:
                 setattr(self, name, course[name])
             for optimizer, state in zip(self._optimizers, content["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
@@ -272,20 +259,16 @@ def _check_settings(
     path: str | os.PathLike[str], stored: Mapping[str, Any], given: Mapping[str, Any]
 ) -> None:
     """Raises a DataError, which names all differences, where it is of another training."""
-    unlike = [
-        name
-        for name in {**given, **stored}
-        if name not in given or name not in stored or given[name] != stored[name]
-    ]
-    if unlike:
-        told = ", ".join(
-            f"{name} ({stored.get(name)!r} there, {given.get(name)!r} here)"
-            if all(len(repr(settings.get(name))) < 40 for settings in (stored, given))
-            else name
-            for name in unlike
-        )
+    absent = object()
+    differences = []
+    for name in {**given, **stored}:
+        if stored.get(name, absent) != given.get(name, absent):
+            there, here = repr(stored.get(name)), repr(given.get(name))
+            values = f" ({there} there, {here} here)" if max(len(there), len(here)) < 40 else ""
+            differences.append(name + values)
+    if differences:
         raise DataError(
-            f"checkpoint: {path} is of a training that differs in {told}. Give data and settings "
-            "as they were to resume it, with the release that wrote it if names of classes changed "
-            "since, or another file to start again."
+            f"checkpoint: {path} is of a training that differs in {', '.join(differences)}. Give "
+            "data and settings as they were to resume it, with the release that wrote it if names "
+            "of classes changed since, or another file to start again."
         )

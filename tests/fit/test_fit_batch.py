@@ -29,14 +29,14 @@ def objective(seed, conditioning=None, n=14, dtype=torch.float64, device="cpu", 
     return ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=seed)
 
 
-def assert_same_fits(together, results, alone, lone_results, rtol=1e-7, atol=1e-8):
+def assert_same_fits(together, results, alone, lone_results, rtol=1e-7):
     for mll, result, other, lone in zip(together, results, alone, lone_results, strict=True):
         for (name, value), (_, expected) in zip(
             mll.named_parameters(), other.named_parameters(), strict=True
         ):
-            torch.testing.assert_close(value, expected, rtol=rtol, atol=atol, msg=name)
-        assert result.history == pytest.approx(lone.history, rel=1e-6, abs=1e-6)
-        assert result.objective == pytest.approx(lone.objective, rel=1e-6, abs=1e-6)
+            torch.testing.assert_close(value, expected, rtol=rtol, atol=0.1 * rtol, msg=name)
+        assert result.history == pytest.approx(lone.history, rel=10 * rtol, abs=10 * rtol)
+        assert result.objective == pytest.approx(lone.objective, rel=10 * rtol, abs=10 * rtol)
         assert result.message == lone.message
         assert not mll.training
 
@@ -51,63 +51,42 @@ CONDITIONINGS = {
 }
 
 
+def assert_as_alone(together, optimizer="adam", rtol=1e-7, **options):
+    alone = copy.deepcopy(together)
+    options = {"steps": STEPS, "progress": False} | options
+    results = fit_batch(together, optimizer, **options)
+    lone = [fit_mll(mll, optimizer, **options) for mll in alone]
+    assert_same_fits(together, results, alone, lone, rtol)
+    assert len(results[0].history) == options["steps"]
+    return alone
+
+
 @pytest.mark.parametrize("name", CONDITIONINGS)
 def test_each_member_is_as_its_lone_fit(name):
     together = [objective(seed, c) for seed, c in enumerate(CONDITIONINGS[name])]
-    alone = copy.deepcopy(together)
-    results = fit_batch(together, steps=STEPS, progress=False)
-    lone = [fit_mll(mll, "adam", steps=STEPS, progress=False) for mll in alone]
-    assert_same_fits(together, results, alone, lone)
-    assert len(results[0].history) == STEPS
+    alone = assert_as_alone(together)
     # Draws go on from where the lone fit's would.
-    for mll, other in zip(together, alone, strict=True):
-        assert mll(mll.model.train()(*mll.model.train_inputs), mll.model.train_targets).item() == (
-            pytest.approx(
-                other(
-                    other.model.train()(*other.model.train_inputs), other.model.train_targets
-                ).item(),
-                rel=1e-6,
-                abs=1e-6,
-            )
-        )
+    values = [
+        mll(mll.model.train()(*mll.model.train_inputs), mll.model.train_targets).item()
+        for mll in (*together, *alone)
+    ]
+    assert values[:3] == pytest.approx(values[3:], rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"kernel": "rbf"},
         {"kernel": "rq"},
         {"kernel": "matern", "ard": False},
         {"kernel": "spectral_mixture"},
         {"kernel": "deep"},
-        {"kernel": "rbf", "mean": "mlp"},
         {"kernel": "deep_bottleneck", "mean": "mlp"},
+        {"kernel": gpytorch.kernels.LinearKernel()},
     ],
     ids=str,
 )
 def test_every_kernel_and_mean(options):
-    together = [objective(seed, **options) for seed in range(3)]
-    alone = copy.deepcopy(together)
-    results = fit_batch(together, steps=5, progress=False)
-    lone = [fit_mll(mll, "adam", steps=5, progress=False) for mll in alone]
-    assert_same_fits(together, results, alone, lone)
-
-
-def test_linear_kernels_whose_covariance_is_of_low_rank():
-    together = [objective(seed, kernel=gpytorch.kernels.LinearKernel()) for seed in range(3)]
-    alone = copy.deepcopy(together)
-    results = fit_batch(together, steps=5, progress=False)
-    lone = [fit_mll(mll, "adam", steps=5, progress=False) for mll in alone]
-    assert_same_fits(together, results, alone, lone)
-
-
-def test_float32():
-    together = [objective(seed, dtype=torch.float32) for seed in range(2)]
-    alone = copy.deepcopy(together)
-    results = fit_batch(together, steps=5, progress=False)
-    lone = [fit_mll(mll, "adam", steps=5, progress=False) for mll in alone]
-    for result, other in zip(results, lone, strict=True):
-        assert result.objective == pytest.approx(other.objective, rel=1e-3, abs=1e-3)
+    assert_as_alone([objective(seed, **copy.deepcopy(options)) for seed in range(3)], steps=5)
 
 
 def test_priors_and_missing_targets_count_as_alone():
@@ -121,12 +100,8 @@ def test_priors_and_missing_targets_count_as_alone():
             mll.model.train_targets[3:6] = float("nan")
         return mll
 
-    together = [with_prior(seed) for seed in range(3)]
-    alone = copy.deepcopy(together)
     with gpytorch.settings.observation_nan_policy("mask"):
-        results = fit_batch(together, steps=STEPS, progress=False)
-        lone = [fit_mll(mll, "adam", steps=STEPS, progress=False) for mll in alone]
-    assert_same_fits(together, results, alone, lone)
+        assert_as_alone([with_prior(seed) for seed in range(3)])
 
 
 def test_limits_without_a_transform_are_kept():
@@ -137,22 +112,16 @@ def test_limits_without_a_transform_are_kept():
 
     for steps in (1, STEPS):
         together = [noiseless(seed) for seed in range(2)]
-        alone = copy.deepcopy(together)
-        results = fit_batch(together, steps=steps, lr=0.1, progress=False)
-        lone = [fit_mll(mll, "adam", steps=steps, lr=0.1, progress=False) for mll in alone]
-        assert_same_fits(together, results, alone, lone)
+        assert_as_alone(together, steps=steps, lr=0.1)
         noise = float(together[0].likelihood.noise.detach().min())
         assert noise == pytest.approx(1e-4) if steps == 1 else noise > 1e-4  # first at its bound
 
 
-def test_other_optimizers_and_frozen_parameters():
-    together = [objective(seed) for seed in range(2)]
-    alone = copy.deepcopy(together)
-    options = {"steps": 8, "lr": 0.02, "freeze": ["likelihood"], "progress": False}
+def test_other_optimizers_and_frozen_parameters_of_single_precision():
+    together = [objective(seed, dtype=torch.float32) for seed in range(2)]
     start = together[0].likelihood.raw_noise.item()
-    results = fit_batch(together, torch.optim.SGD, **options)
-    lone = [fit_mll(mll, torch.optim.SGD, **options) for mll in alone]
-    assert_same_fits(together, results, alone, lone)
+    options = {"steps": 8, "lr": 0.02, "freeze": ["likelihood"]}
+    assert_as_alone(together, torch.optim.SGD, rtol=1e-4, **options)
     assert together[0].likelihood.raw_noise.item() == start
     assert together[0].likelihood.raw_noise.requires_grad
 
@@ -187,30 +156,18 @@ def test_a_member_that_fails_midway_keeps_its_last_good_point(limits):
     assert_same_fits(together, results, alone, lone)
 
 
-def test_a_member_that_cannot_start_is_left_as_it_was():
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+def test_a_member_that_cannot_start_is_left_as_it_was(optimizer):
     together = [fragile(0, 9.0), fragile(1, 0.0), fragile(2, 9.0)]
     alone = [copy.deepcopy(together[0]), copy.deepcopy(together[2])]
     state = copy.deepcopy(together[1].state_dict())
     with pytest.warns(RuntimeWarning, match="stopped after 0 steps"):
-        results = fit_batch(together, steps=STEPS, progress=False)
-    lone = [fit_mll(mll, "adam", steps=STEPS, progress=False) for mll in alone]
-    assert_same_fits([together[0], together[2]], [results[0], results[2]], alone, lone)
-    assert results[1].history == []
-    assert results[1].objective != results[1].objective
-    assert "network output" in results[1].message
-    torch.testing.assert_close(together[1].state_dict(), state, rtol=0, atol=0)
-
-
-def test_line_searches_one_after_the_other_of_which_one_fails():
-    together = [fragile(0, 9.0), fragile(1, 0.0), fragile(2, 9.0)]
-    alone = [copy.deepcopy(together[0]), copy.deepcopy(together[2])]
-    state = copy.deepcopy(together[1].state_dict())
-    with pytest.warns(RuntimeWarning, match="stopped after 0 steps"):
-        results = fit_batch(together, "lbfgs", steps=5, progress=False)
-    lone = [fit_mll(mll, steps=5, progress=False) for mll in alone]
+        results = fit_batch(together, optimizer, steps=5, progress=False)
+    lone = [fit_mll(mll, optimizer, steps=5, progress=False) for mll in alone]
     assert_same_fits([together[0], together[2]], [results[0], results[2]], alone, lone)
     assert (results[1].history, results[1].problem) == ([], "stopped")
-    assert not any(mll.training for mll in together)
+    assert results[1].objective != results[1].objective
+    assert "network output" in results[1].message
     torch.testing.assert_close(together[1].state_dict(), state, rtol=0, atol=0)
 
 
@@ -266,14 +223,11 @@ def test_models_of_another_build_are_refused(others, match):
 
 
 @pytest.mark.parametrize("solver", ["cg", ConjugateGradients(tolerance=1e-3)], ids=["cg", "own"])
-def test_an_objective_by_conjugate_gradients_is_refused_not_trained_by_cholesky(solver):
+def test_an_objective_by_conjugate_gradients_is_refused(solver):
     mlls = [objective(seed) for seed in range(3)]
     mlls[1].solver = solver
-    before = copy.deepcopy(mlls[1].state_dict())
     with pytest.raises(UnsupportedError, match=r"solver=.*fit_mll"):
         fit_batch(mlls, steps=2, progress=False)
-    for name, value in mlls[1].state_dict().items():
-        assert torch.equal(value, before[name]) or not isinstance(value, torch.Tensor)
 
 
 def test_a_model_that_cannot_take_a_batch_is_refused():
@@ -299,19 +253,21 @@ def test_batches_shrink_as_models_grow():
 
 def test_bad_arguments():
     mll = objective(0)
-    with pytest.raises(ArgumentError, match="at least one"):
-        fit_batch([])
-    with pytest.raises(ArgumentError, match="twice"):
-        fit_batch([mll, mll])
-    with pytest.raises(ArgumentError, match="steps"):
-        fit_batch([mll], steps=0)
-    with pytest.raises(UnknownNameError, match="freeze"):
-        fit_batch([mll], freeze=["no_such"], progress=False)
-    with pytest.raises(UnsupportedError, match="ConditionalMarginalLogLikelihood"):
-        fit_batch([gpytorch.mlls.ExactMarginalLogLikelihood(mll.likelihood, mll.model)])
-    other = gpytorch.likelihoods.GaussianLikelihood()
-    with pytest.raises(UnsupportedError, match="likelihood"):
-        fit_batch([ConditionalMarginalLogLikelihood(other, mll.model)])
+    other = ConditionalMarginalLogLikelihood(gpytorch.likelihoods.GaussianLikelihood(), mll.model)
+    upstream = gpytorch.mlls.ExactMarginalLogLikelihood(mll.likelihood, mll.model)
+    subset = objective(0, RandomHoldout(0.2, condition_on=3))
+    for mlls, options, error, match in (
+        ([], {}, ArgumentError, "at least one"), ([mll, mll], {}, ArgumentError, "twice"),
+        ([mll], {"steps": 0}, ArgumentError, "steps"),
+        ([mll], {"freeze": ["no_such"]}, UnknownNameError, "freeze"),
+        ([upstream], {}, UnsupportedError, "ConditionalMarginalLogLikelihood"),
+        ([other], {}, UnsupportedError, "likelihood"),
+        ([subset], {}, UnsupportedError, "conditioned on a part"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=match):
+            fit_batch(mlls, progress=False, **options)
+    with pytest.raises(ArgumentError, match="device"):
+        suggest_batch_size(10, "no device")
 
 
 def test_on_every_device(device):

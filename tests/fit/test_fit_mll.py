@@ -31,9 +31,8 @@ def objective(kernel="rbf", conditioning=None, **options):
 
 
 @pytest.mark.parametrize("optimizer", ["lbfgs", "adam", torch.optim.SGD])
-@pytest.mark.parametrize("conditioning", [None, LastPoints(0)], ids=["default", "lml"])
-def test_every_optimizer_improves_the_objective(optimizer, conditioning):
-    mll = objective(conditioning=conditioning)
+def test_every_optimizer_improves_the_objective(optimizer):
+    mll = objective(conditioning=LastPoints(0) if optimizer == "lbfgs" else None)
     with torch.no_grad():
         before = -float(mll.compute_custom_loss())
     result = fit_mll(mll, optimizer, steps=25, lr=0.05, progress=False)
@@ -42,16 +41,7 @@ def test_every_optimizer_improves_the_objective(optimizer, conditioning):
     assert result.attempts == [result.objective]
     assert result.seconds > 0
     assert not mll.training
-
-
-def test_line_search_reaches_the_optimum_of_the_marginal_likelihood():
-    mll = objective(conditioning=LastPoints(0))
-    result = fit_mll(mll, progress=False)
-    mll.train()
-    loss = mll.compute_custom_loss()
-    gradients = torch.autograd.grad(loss, list(mll.parameters()))
-    assert max(float(g.abs().max()) for g in gradients) < 1e-3
-    assert result.message == ""
+    assert all(f"<td>{value}</td>" in result._repr_html_() for value in (result.starts, ""))
 
 
 def test_a_line_search_evaluates_no_point_twice_in_a_row():
@@ -64,39 +54,8 @@ def test_a_line_search_evaluates_no_point_twice_in_a_row():
     mll = objective(conditioning=LastPoints(0))
     fit_mll(Counting(mll.likelihood, mll.model, mll.conditioning), progress=False)
     assert len(points) > 10
-    for one, other in itertools.pairwise(points):
-        assert any(not torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def test_an_upstream_objective_on_a_plain_exact_gp():
-    class Plain(gpytorch.models.ExactGP):
-        def __init__(self, x, y, likelihood):
-            super().__init__(x, y, likelihood)
-            self.mean_module = gpytorch.means.ConstantMean()
-            self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
-
-        def forward(self, x):
-            return gpytorch.distributions.MultivariateNormal(
-                self.mean_module(x), self.covar_module(x)
-            )
-
-    x, y = data()
-    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    model = Plain(x, y, likelihood).double()
-    result = fit_mll(ExactMarginalLogLikelihood(likelihood, model), progress=False)
-    assert result.history[-1] > result.history[0]
-
-
-def test_the_same_seed_gives_the_same_fit():
-    fits = [
-        fit_mll(objective("deep_bottleneck"), "adam", steps=10, restarts=1, seed=3, progress=False)
-        for _ in range(2)
-    ]
-    assert fits[0].history == fits[1].history
-    other = fit_mll(
-        objective("deep_bottleneck"), "adam", steps=10, restarts=1, seed=4, progress=False
-    )
-    assert other.attempts[1] != fits[0].attempts[1]
+    for before, after in itertools.pairwise(points):
+        assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_restarts_redraw_networks_and_keep_the_best(monkeypatch):
@@ -105,9 +64,17 @@ def test_restarts_redraw_networks_and_keep_the_best(monkeypatch):
     state = torch.get_rng_state()
     result = fit_mll(mll, "adam", steps=15, lr=0.05, restarts=3, progress=False)
     assert torch.equal(state, torch.get_rng_state())
-    assert len(result.attempts) == 4
     assert len({round(value, 9) for value in result.attempts}) == 4
     assert result.objective == max(result.attempts)
+    again, other = (
+        fit_mll(
+            objective("deep_bottleneck", mean="mlp", conditioning=LastPoints(0)), "adam", steps=15,
+            lr=0.05, restarts=1, seed=seed, progress=False,
+        )
+        for seed in (0, 4)
+    )  # fmt: skip
+    assert again.attempts == result.attempts[:2]
+    assert other.attempts[1] != result.attempts[1]
     mll.train()
     with torch.no_grad():
         assert -float(mll.compute_custom_loss()) == pytest.approx(result.objective, abs=1e-12)
@@ -123,29 +90,17 @@ def test_frozen_parameters_stay():
     assert all(parameter.requires_grad for parameter in mll.parameters())
     with pytest.raises(UnknownNameError, match="freeze"):
         fit_mll(mll, freeze=["likelyhood"], progress=False)
-
-
-@pytest.mark.parametrize("optimizer", ["lbfgs", "adam"])
-def test_a_fit_of_frozen_parameters_alone_is_refused(optimizer):
-    mll = objective()
-    with pytest.raises(ArgumentError, match="only frozen parameters"):
-        fit_mll(mll, optimizer, freeze=["model", "likelihood"], progress=False)
+    for optimizer in ("lbfgs", "adam"):
+        with pytest.raises(ArgumentError, match="only frozen parameters"):
+            fit_mll(mll, optimizer, freeze=["model", "likelihood"], progress=False)
     assert all(p.requires_grad for p in mll.parameters())
 
 
 def test_a_network_shared_by_outputs_is_fitted_jointly():
-    class Scaled(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = torch.nn.Linear(3, 2, bias=False, dtype=torch.float64)
-
-        def forward(self, x):
-            return self.linear(x)
-
     class Shared(gpytorch.kernels.RBFKernel):
-        def __init__(self, network):
+        def __init__(self):
             super().__init__(batch_shape=torch.Size([2]))
-            self.network = network
+            self.network = torch.nn.Linear(3, 2, bias=False, dtype=torch.float64)
 
         def forward(self, x1, x2, **params):
             return super().forward(self.network(x1), self.network(x2), **params)
@@ -154,20 +109,17 @@ def test_a_network_shared_by_outputs_is_fitted_jointly():
     x = torch.rand(20, 3, generator=generator, dtype=torch.float64)
     noise = torch.randn(20, 2, generator=generator, dtype=torch.float64)
     y = torch.stack([x.sum(-1).sin(), x.sum(-1).cos()], -1) + 0.1 * noise
-    for seed in range(3):
-        torch.manual_seed(seed)
-        kernel = gpytorch.kernels.ScaleKernel(Shared(Scaled()), batch_shape=torch.Size([2]))
-        model = SingleTaskGP(x, y, covar_module=kernel)
-        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(0))
-        assert fit_mll(mll, steps=200, progress=False).problem == ""
-        # An optimum of both outputs together, where each alone would move the network on.
-        mll.train()
-        fixed_loss(mll).backward()
-        parts = dict(mll.named_parameters())
-        assert all(float(p.grad.abs().max()) < 2e-3 for p in parts.values() if p.grad is not None)
+    kernel = gpytorch.kernels.ScaleKernel(Shared(), batch_shape=torch.Size([2]))
+    model = SingleTaskGP(x, y, covar_module=kernel)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(0))
+    assert fit_mll(mll, steps=200, progress=False).problem == ""
+    # An optimum of both outputs together, where each alone would move the network on.
+    mll.train()
+    fixed_loss(mll).backward()
+    assert all(float(p.grad.abs().max()) < 2e-3 for p in mll.parameters() if p.grad is not None)
 
 
-def test_model_lists_and_batches_of_botorch():
+def test_model_lists_of_botorch():
     x, y = data()
     for optimizer in ("lbfgs", "adam"):
         models = ModelListGP(SingleTaskGP(x, y.unsqueeze(-1)), SingleTaskGP(x, x[:, :1].cos()))
@@ -175,9 +127,6 @@ def test_model_lists_and_batches_of_botorch():
         start = -fixed_loss(mll.train()).item()
         result = fit_mll(mll, optimizer, steps=10, progress=False)
         assert result.objective > start
-    batched = SingleTaskGP(x, torch.stack([y, x[:, 0].cos()], -1))
-    result = fit_mll(ConditionalMarginalLogLikelihood(batched.likelihood, batched), progress=False)
-    assert torch.isfinite(torch.tensor(result.objective))
 
 
 def test_outputs_in_a_batch_end_where_each_does_alone():
@@ -255,10 +204,10 @@ class Isotropic(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def isotropic(x, y, start=0.2, objective=ExactMarginalLogLikelihood):
+def isotropic(x, y, start=0.2):
     likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
     model = Isotropic(x, (y - y.mean()) / y.std(), likelihood, start).double()
-    return objective(likelihood, model)
+    return ExactMarginalLogLikelihood(likelihood, model)
 
 
 def test_a_fit_that_returns_the_mean_starts_again():
@@ -271,16 +220,14 @@ def test_a_fit_that_returns_the_mean_starts_again():
     assert lost.starts == 1
     assert "start from other lengthscales" in lost.message
     mll = isotropic(x, y)
-    found = fit_mll(mll, progress=False)
-    assert found.converged
-    assert found.message == ""
-    assert found.starts == 2
-    assert found.objective > lost.objective + 0.9
-    assert found.history[-1] == pytest.approx(found.objective, abs=1e-9)
+    result = fit_mll(mll, progress=False)
+    assert result.converged
+    assert result.message == ""
+    assert result.starts == 2
+    assert result.objective > lost.objective + 0.9
+    assert result.history[-1] == pytest.approx(result.objective, abs=1e-9)
     prediction = mll.model(x + 1e-6).mean
     assert torch.corrcoef(torch.stack([prediction, y]))[0, 1] > 0.98
-    again = fit_mll(isotropic(x, y), progress=False)
-    assert again.history == found.history
     # From a start that does well there is one search.
     assert fit_mll(isotropic(x, y, start=3.0), progress=False).starts == 1
 
@@ -308,29 +255,24 @@ def test_each_member_of_a_sum_starts_again_by_itself():
         assert torch.corrcoef(torch.stack([model(x + 1e-6).mean, y]))[0, 1] > 0.98
 
 
-def test_the_limit_of_steps_holds_over_resumed_searches():
+def test_a_limit_of_steps_holds_over_resumed_searches_and_is_in_the_result():
     class Failing(ConditionalMarginalLogLikelihood):
         """Every eleventh point cannot be evaluated, after which a search is resumed."""
 
+        asked = 0
+
         def compute_custom_loss(self, **kwargs):
-            self.asked = getattr(self, "asked", 0) + 1
+            self.asked += 1
             if self.asked % 11 == 0:
                 raise NanError("no value here")
             return super().compute_custom_loss(**kwargs)
 
     mll = objective(conditioning=LastPoints(0))
-    result = fit_mll(Failing(mll.likelihood, mll.model), steps=9, progress=False)
-    assert len(result.history) == 9
-    assert result.problem == "limit"
-
-
-def test_a_limit_of_steps_that_ended_a_fit_is_in_the_result():
-    result = fit_mll(objective(conditioning=LastPoints(0)), steps=3, progress=False)
-    assert result.problem == "limit"
-    assert result.message.startswith("The fit was stopped after 3 steps, before it converged.")
-    full = fit_mll(objective(conditioning=LastPoints(0)), progress=False)
-    assert full.converged
-    assert full.objective > result.objective
+    for kind in (Failing, ConditionalMarginalLogLikelihood):
+        result = fit_mll(kind(mll.likelihood, mll.model), steps=9, progress=False)
+        assert len(result.history) == 9
+        assert result.problem == "limit"
+        assert result.message.startswith("The fit was stopped after 9 steps, before it converged.")
 
 
 def test_a_step_too_far_does_not_leave_the_noise_where_its_gradient_is_nothing():
@@ -358,42 +300,12 @@ def test_a_fit_ends_where_twenty_steps_gain_next_to_nothing():
     assert (gains[:-1] >= 0.002).all()
 
 
-@pytest.mark.data
-def test_categories_as_inputs_do_not_end_a_fit_early(data_folder):
-    """Energy with each of few values as an input: 0.36 is scikit-learn's error."""
-    table = torch.tensor(
-        [
-            [float(value) for value in line.split()]
-            for line in (data_folder / "uci" / "energy.txt").read_text().splitlines()
-            if line.strip()
-        ],
-        dtype=torch.float64,
-    )
-    columns = []
-    for column in table[:, :-1].T:
-        values = column.unique()
-        few = 2 < len(values) <= 8
-        columns += [(column == value).double() for value in values] if few else [column]
-    x, y = torch.stack(columns, -1), table[:, -1]
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    rows, rest = order[:300], order[300:]
-    model = GPRegression(x[rows], y[rows], kernel="matern")
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(0))
-    assert fit_mll(mll, progress=False).converged
-    with torch.no_grad():
-        error = model.predict(x[rest], marginal=True).mean - y[rest]
-    assert error.square().mean().sqrt() < 0.7
-
-
-def test_parameters_are_in_their_own_memory_after_a_search():
+def test_gradients_of_the_caller_stay():
     mll = objective()
-    before = {name: (p.data_ptr(), p.shape, p.stride()) for name, p in mll.named_parameters()}
     for parameter in mll.parameters():
         parameter.grad = torch.full_like(parameter, 7.0)
     fit_mll(mll, progress=False)
-    for name, parameter in mll.named_parameters():
-        assert (parameter.data_ptr(), parameter.shape, parameter.stride()) == before[name]
-        assert bool((parameter.grad == 7.0).all())
+    assert all(bool((parameter.grad == 7.0).all()) for parameter in mll.parameters())
 
 
 def test_a_search_that_is_interrupted_keeps_its_best_parameters(monkeypatch):
@@ -417,8 +329,6 @@ def test_a_search_that_is_interrupted_keeps_its_best_parameters(monkeypatch):
 
 
 def test_parameters_of_two_types_are_searched_together():
-    """A network of single precision before a kernel of double."""
-
     class Mixed(gpytorch.means.ConstantMean):
         def __init__(self):
             super().__init__()

@@ -27,14 +27,14 @@ class Drawable(Protocol):
 
 
 @checked(x="float (*batch, n, d)", y="float (*batch, n)", labels="integer (n,)", order="index (n,)")
-def of_tensors(
+def takes_tensors(
     x: Tensor, y: Tensor | None = None, labels: Tensor | None = None, order: Tensor | None = None
 ) -> str:
     return "taken"
 
 
 @checked
-def of_values(
+def takes_values(
     count: int = 1,
     rate: float = 0.5,
     flag: bool = True,
@@ -49,21 +49,16 @@ def of_values(
     pair: tuple[float, float] = (0.0, 1.0),
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
-    *rest: int,
+    *counts: int,
     either: Literal["a", "b"] | torch.nn.Module | None = None,
     anything=None,
 ) -> str:
     return "taken"
 
 
-@pytest.mark.parametrize(
-    ("x", "y"),
-    [
-        ((3, 2), (3,)), ((4, 3, 2), (3,)), ((3, 2), (4, 3)), ((4, 1, 3, 2), (5, 3)), ((1, 1), (1,)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("x", "y"), [((3, 2), (3,)), ((3, 2), (4, 3)), ((4, 1, 3, 2), (5, 3))])
 def test_shapes_that_fit_are_taken(x, y):
-    assert of_tensors(torch.ones(x), torch.ones(y)) == "taken"
+    assert takes_tensors(torch.ones(x), torch.ones(y)) == "taken"
 
 
 @pytest.mark.parametrize(
@@ -73,13 +68,11 @@ def test_shapes_that_fit_are_taken(x, y):
         ((3, 2), (4,), r"y: got \(4,\), expected \(\*batch, n\) with n = 3 as x has it"),
         ((4, 3, 2), (5, 3), r"y: got \(5, 3\).*\*batch = \(4,\) as x has it"),
         ((0, 2), (0,), "x: got .*nothing of size zero"),
-        ((0, 3, 2), (3,), "x: got .*nothing of size zero"),
-        ((3, 2), (), r"y: got \(\)"),
     ],
 )
 def test_shapes_that_do_not_fit_are_told(x, y, message):
     with pytest.raises(ShapeError, match=message):
-        of_tensors(torch.ones(x), torch.ones(y))
+        takes_tensors(torch.ones(x), torch.ones(y))
 
 
 @pytest.mark.parametrize(
@@ -89,11 +82,8 @@ def test_shapes_that_do_not_fit_are_told(x, y, message):
             {"x": torch.ones(3, 2).long()},
             "x: got a tensor of torch.int64, expected float32",
         ),
-        ({"x": torch.ones(3, 2).half()}, "x: got a tensor of torch.float16"),
         ({"x": torch.ones(3, 2).to(torch.complex64)}, "x: got a tensor of torch.complex64"),
         ({"x": [[1.0]]}, r"x: got list, expected a tensor. Use torch.as_tensor"),
-        ({"x": None}, "x: got NoneType, expected a tensor"),
-        ({"x": np.ones((3, 2))}, "x: got ndarray, expected a tensor"),
         ({"x": torch.ones(3, 2, device="meta")}, 'x: got a tensor on the device "meta"'),
         (
             {"x": torch.ones(3, 2), "labels": torch.ones(3)},
@@ -103,9 +93,9 @@ def test_shapes_that_do_not_fit_are_told(x, y, message):
         ({"x": torch.ones(3, 2), "y": "y"}, "y: got str, expected a tensor or None"),
     ],
 )
-def test_types_of_tensors_are_told(arguments, message):
+def test_types_takes_tensors_are_told(arguments, message):
     with pytest.raises(ArgumentError, match=message):
-        of_tensors(**arguments)
+        takes_tensors(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -122,20 +112,17 @@ def test_types_of_tensors_are_told(arguments, message):
     ],
 )  # fmt: skip
 def test_values_that_fit_are_taken(arguments):
-    assert of_values(**arguments) == "taken"
+    assert takes_values(**arguments) == "taken"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"count": 2.5}, "count: got 2.5, expected an integer"),
-        ({"count": "3"}, "count: got str, expected an integer"),
         ({"count": 2**63}, "count: got 9223372036854775808, expected an integer from"),
         ({"rate": "a"}, "rate: got str, expected a number"),
-        ({"rate": 1j}, "rate: got 1j, expected a number"),
         ({"rate": torch.ones(2)}, "rate: got Tensor, expected a number"),
         ({"flag": 2}, "flag: got 2, expected True or False"),
-        ({"flag": "yes"}, "flag: got str"),
         ({"name": b"x"}, "name: got bytes, expected text"),
         ({"kind": 3}, "kind: got 3, expected 'a' or 'b'"),
         ({"kind": "c"}, "kind: got 'c', expected one of a, b"),
@@ -143,7 +130,6 @@ def test_values_that_fit_are_taken(arguments):
         ({"sizes": "ab"}, "sizes: got str, expected a sequence of integers"),
         ({"sizes": [1, None]}, r"sizes\[1\]: got NoneType"),
         ({"sizes": [2**70]}, "sizes: got 1180591620717411303424, expected integers from"),
-        ({"sizes": 3}, "sizes: got 3"),
         ({"names": [1]}, r"names\[0\]: got 1"),
         (
             {"table": [torch.ones(1)]},
@@ -155,24 +141,25 @@ def test_values_that_fit_are_taken(arguments):
         ({"tasks": object()}, "tasks: got object, expected Drawable or None"),
         ({"pair": (1.0,)}, "pair: got tuple"),
         ({"seed": 2**64}, "seed: got 18446744073709551616"),
-        ({"seed": "0"}, "seed: got str"),
     ],
 )
 def test_values_that_do_not_fit_are_told(arguments, message):
     with pytest.raises(ArgumentError, match=message):
-        of_values(**arguments)
+        takes_values(**arguments)
 
 
 def test_a_wrong_type_is_a_type_error_and_not_a_number_a_value_that_is_not_finite():
     with pytest.raises(TypeError):
-        of_values("x")  # pyright: ignore[reportArgumentType]
+        takes_values("x")  # pyright: ignore[reportArgumentType]
     assert issubclass(UnsupportedError, ArgumentError)
     with pytest.raises(NonFiniteError, match="rate: got nan"):
-        of_values(rate=float("nan"))
-    with pytest.raises(ArgumentError, match="rest: got str"):
-        of_values(*[1, 0.5, True, "", "a", (), (), None, None, None, None, (0, 1), 0, {}], 1, "x")
+        takes_values(rate=float("nan"))
+    with pytest.raises(ArgumentError, match="counts: got str"):
+        takes_values(
+            *[1, 0.5, True, "", "a", (), (), None, None, None, None, (0, 1), 0, {}], 1, "x"
+        )
     with pytest.raises(TypeError, match="unexpected keyword"):
-        of_values(other=1)  # pyright: ignore[reportCallIssue]
+        takes_values(other=1)  # pyright: ignore[reportCallIssue]
 
 
 def test_a_late_check_looks_at_arguments_only_where_something_failed():
@@ -245,50 +232,34 @@ def test_classes_are_checked_where_they_are_made():
         Holder(torch.ones(2), k="1")  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
-def test_rates_that_are_not_positive(rate):
-    with pytest.raises(ArgumentError, match=r"rate: got .* positive and finite"):
-        check_positive(rate=rate)
-    check_positive(rate=1e-300, other=None)
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_one_bad_value_is_found(bad):
-    values = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+def test_values_that_are_not_finite_are_found_and_counted(bad):
+    values = torch.full((3, 4), 3e38, requires_grad=True)  # a sum that overflows is no fault
+    check_finite("x", values)
     assert all_finite(values)
-    with torch.no_grad():
-        values[1, 2] = bad
-    assert not all_finite(values)
-    with torch.no_grad():
-        values[2, 0] = -bad
-    assert not all_finite(values)
-
-
-def test_finite_values_whose_sum_is_not():
-    assert all_finite(torch.full((3,), 3e38))
     assert all_finite(torch.empty(0))
+    with torch.no_grad():
+        values[1, 2], values[2, 0] = bad, -bad
+    assert not all_finite(values)
+    with pytest.raises(NonFiniteError, match=r"x: got 2 of 12 values not finite, .* Fix it\."):
+        check_finite("x", values, "Fix it.")
 
 
 def test_counts_are_integers_and_large_enough():
     check_counts(steps=1, size=None)
     check_counts(2, "Draw more.", draws=np.int64(2))
-    for number in (0, -1, 1.5, math.nan):
-        with pytest.raises(ArgumentError, match=f"steps: got {number}, .* at least 1"):
+    for number in (0, -1, 1.5, math.nan, True, torch.tensor(1.5)):
+        with pytest.raises(
+            ArgumentError, match=r"steps: got .*, expected an integer of at least 1"
+        ):
             check_counts(size=1, steps=number)
     with pytest.raises(ArgumentError, match=r"draws: got 1, .* at least 2. Draw more\."):
         check_counts(2, "Draw more.", draws=1)
 
 
-@pytest.mark.parametrize("number", [True, torch.tensor(1.5)])
-def test_truths_and_parts_are_no_counts(number):
-    with pytest.raises(ArgumentError, match=r"steps: got .* expected an integer"):
-        check_counts(steps=number)
-
-
 def test_generators_have_seeds_of_python_or_numpy():
-    draws = [torch.randn(3, generator=seeded(one)) for one in (5, np.int64(5), np.uint8(5))]
-    assert torch.equal(draws[0], draws[1])
-    assert torch.equal(draws[0], draws[2])
+    draws = [torch.randn(3, generator=seeded(seed)) for seed in (5, np.int64(5))]
+    assert torch.equal(*draws)
     generator = torch.Generator()
     assert seeded(generator) is generator
     with pytest.raises(TypeError):
@@ -297,14 +268,8 @@ def test_generators_have_seeds_of_python_or_numpy():
 
 @pytest.mark.parametrize("bad", [0, -1.5, math.nan, math.inf])
 def test_positive_numbers(bad):
-    check_positive(rate=1e-300, noise=torch.tensor([0.1, 1.0]))
+    check_positive(rate=1e-300, noise=torch.tensor([0.1, 1.0]), other=None)
     with pytest.raises(ArgumentError, match=rf"rate: got {bad}, .* positive .*\. Raise it\."):
         check_positive("Raise it.", rate=bad)
     with pytest.raises(ArgumentError, match=f"noise: got as low as {bad}"):
         check_positive(noise=torch.tensor([bad, math.inf]))
-
-
-def test_values_that_are_not_finite_are_counted():
-    check_finite("x", torch.full((3,), 3e38))
-    with pytest.raises(NonFiniteError, match=r"x: got 2 of 4 values not finite, .* Fix it\."):
-        check_finite("x", torch.tensor([[1.0, torch.nan], [torch.inf, 0.0]]), "Fix it.")

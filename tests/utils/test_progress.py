@@ -1,14 +1,9 @@
-import inspect
 import subprocess
 import sys
 import types
 
 import pytest
 
-import gpclml.evaluation
-import gpclml.evidence.sampling
-import gpclml.fit
-import gpclml.meta
 from gpclml._utils.environment import shows_progress
 
 
@@ -42,16 +37,3 @@ def test_bars_are_those_of_notebooks_there_and_need_no_ipywidgets():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "fit: 100%" in done.stderr
-
-
-def test_the_default_is_the_same_everywhere():
-    packages = gpclml.evaluation, gpclml.evidence.sampling, gpclml.fit, gpclml.meta
-    public = [getattr(package, name) for package in packages for name in package.__all__]
-    functions = [one for one in public if inspect.isfunction(one)] + [gpclml.GPRegression.predict]
-    defaults = {
-        function.__name__: inspect.signature(function).parameters["progress"].default
-        for function in functions
-        if "progress" in inspect.signature(function).parameters
-    }
-    assert len(defaults) > 10
-    assert set(defaults.values()) == {None}, defaults
