@@ -54,7 +54,6 @@ from gpclml.mlls.fixed_loss import (
     scores_first_points,
 )
 from gpclml.models import GPRegression
-from gpclml.models.weak_priors import weak_priors
 
 Record = Callable[[float], None]
 Bounds = dict[str, tuple[Any, Any]]
@@ -471,7 +470,7 @@ class _LineSearch:
         self._bounds = bounds_of(mll)
         self._num_points = _num_targets(model)
         is_open = isinstance(model, GPRegression) and not scores_first_points(mll)
-        priors = weak_priors(cast(GPRegression, model)) if is_open else nullcontext(False)
+        priors = cast(GPRegression, model).weak_priors() if is_open else nullcontext(False)
         with warnings.catch_warnings(), detached_data(mll), priors as has_priors:
             # Points on the way may take jitter. That the end does is told by its predictions.
             warnings.simplefilter("ignore", NumericalWarning)

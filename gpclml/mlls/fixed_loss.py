@@ -20,12 +20,7 @@ import gpytorch
 import torch
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean
-from gpytorch.mlls import (
-    ExactMarginalLogLikelihood,
-    LeaveOneOutPseudoLikelihood,
-    MarginalLogLikelihood,
-    SumMarginalLogLikelihood,
-)
+from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
@@ -40,9 +35,12 @@ from gpclml.inference.observations import (
 )
 from gpclml.linalg import Covariance, GramCovariance
 from gpclml.linalg.dense import LogDensity
-from gpclml.mlls import exact
 from gpclml.mlls._terms import log_priors, plus_priors, registered
-from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
+from gpclml.mlls.conditional_marginal_log_likelihood import (
+    ConditionalMarginalLogLikelihood,
+    ExactMarginalLogLikelihood,
+    LeaveOneOutPseudoLikelihood,
+)
 from gpclml.models import BayesianLinearModel, GPRegression
 
 __all__ = [
@@ -65,7 +63,7 @@ def fresh_loss(mll: MarginalLogLikelihood) -> Tensor:
 def training_loss(mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
     """The negative objective of one model on its training data, ``(*batch,)``, as loops call it."""
     model = cast(Any, mll.model)
-    takes_params = isinstance(mll, ExactMarginalLogLikelihood)
+    takes_params = isinstance(mll, gpytorch.mlls.ExactMarginalLogLikelihood)
     params = likelihood_parameters(model, cast(Likelihood, mll.likelihood)) if takes_params else ()
     return -cast(Tensor, mll(model(*model.train_inputs), model.train_targets, *params, **kwargs))
 
@@ -89,7 +87,7 @@ def scores_first_points(mll: MarginalLogLikelihood) -> bool:
     """Whether every point is scored, also the first, given no other."""
     if isinstance(mll, ConditionalMarginalLogLikelihood):
         return mll.scores_first_points
-    return not isinstance(mll, LeaveOneOutPseudoLikelihood)
+    return not isinstance(mll, gpytorch.mlls.LeaveOneOutPseudoLikelihood)
 
 
 def has_shared_parameters(model: torch.nn.Module, batch_shape: torch.Size) -> bool:
@@ -105,8 +103,7 @@ def has_shared_parameters(model: torch.nn.Module, batch_shape: torch.Size) -> bo
 
 
 _KNOWN = (
-    ConditionalMarginalLogLikelihood, exact.ExactMarginalLogLikelihood,
-    exact.LeaveOneOutPseudoLikelihood,
+    ConditionalMarginalLogLikelihood, ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood,
 )  # fmt: skip
 _RECORDED_UP_TO = 4096  # points, beyond which a GPU is busy for longer than its work is launched
 _WARM_UP = 2  # evaluations before the one that is recorded, in which libraries are loaded
@@ -172,7 +169,7 @@ class FixedLoss:
         marginal likelihood treats them, structure and what members share in its own ways.
         """
         mll, model = self._given, cast(ExactGP, self._given.model)
-        is_upstream = type(mll) is ExactMarginalLogLikelihood
+        is_upstream = type(mll) is gpytorch.mlls.ExactMarginalLogLikelihood
         if is_upstream:
             if not isinstance(model, ExactGP) or mll.likelihood is not model.likelihood:
                 return "the model is not an ExactGP with the objective's likelihood"
