@@ -47,7 +47,7 @@ def linear(delta=2.0, noise=0.3):
 
 def test_the_conditional_evidence_of_a_linear_model():
     model, mll, x, y = linear()
-    weights = mll.evidence_at(model(x), y).sample_weights(20_000)
+    weights = mll.evidence_of(x, y).sample_weights(20_000)
     other, target = 0.5 * drawn(3, 3, seed=3), drawn(3, seed=4)
     outputs = sampled_outputs(model.network, weights, other)
     assert outputs.shape == (20_000, 3, 1)
@@ -116,14 +116,14 @@ def test_the_error_of_an_estimate_is_that_of_repeated_ones():
 
 def test_what_is_refused():
     model, mll, x, y = linear()
-    evidence = mll.evidence_at(model(x), y)
+    evidence = mll.evidence_of(x, y)
     with pytest.raises(ArgumentError, match="count"):
         evidence.sample_weights(0)
     with pytest.raises(UnsupportedError, match="one at 4 of 8 points"):
-        mll.evidence_at(model(x[:4]), y[:4]).sample_weights(1)
+        mll.evidence_of(x[:4], y[:4]).sample_weights(1)
     kernel = LaplaceMarginalLogLikelihood(gaussian(), model, N, FunctionSpace())
     with pytest.raises(UnsupportedError, match="Use Full"):
-        kernel.evidence_at(model(x), y).sample_weights(1)
+        kernel.evidence_of(x, y).sample_weights(1)
     with pytest.raises(ShapeError, match="outputs"):
         joint_log_density(gaussian(), drawn(3, 4), drawn(3))
     with pytest.raises(ShapeError, match="N = 3 as outputs has it"):
