@@ -14,9 +14,9 @@ that ``import gpclml`` itself imports nothing. Everything else is in the package
 
 from __future__ import annotations
 
-import importlib
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gpclml._utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from gpclml.conditioning import (
@@ -115,16 +115,7 @@ _ROOMS = (
 )  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return importlib.import_module(f"gpclml.{name}")
-    if name in __all__:
-        for room in _ROOMS:
-            module = importlib.import_module(f"gpclml.{room}")
-            if name in module.__all__:
-                return getattr(module, name)
-    message = f"module 'gpclml' has no attribute {name!r}"
-    raise AttributeError(message, name=name, obj=sys.modules[__name__])
+__getattr__ = lazy_names(__name__, __all__, _ROOMS)
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,7 @@ from gpclml.inference import evaluating, exact_posterior, training_observations
 from gpclml.inference.posterior import PREDICTED_IN_DOUBLE_UP_TO, are_constant
 from gpclml.mlls.fixed_loss import scores_first_points
 from gpclml.models import GPRegression, find_networks
-from gpclml.models.weak_priors import scales_of
+from gpclml.models.regression import scales_of
 
 if TYPE_CHECKING:
     from gpclml.fit.search import LineSearchEnd

@@ -60,7 +60,7 @@ def fit_linear_bound(
         raise UnsupportedError("mll", "a trainable posterior", expected, suggestion)
     check_counts(steps=steps)
     check_positive(lr=lr)
-    model = mll.linear_model
+    model = mll.model
     kernel, likelihood = model.covar_module, model.likelihood
     count = len(kernel.prior_variance)
     if empirical_bayes and count != 1:

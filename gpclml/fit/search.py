@@ -53,7 +53,6 @@ from gpclml.mlls.fixed_loss import (
     scores_first_points,
 )
 from gpclml.models import GPRegression
-from gpclml.models.weak_priors import weak_priors
 
 Record = Callable[[float], None]
 Bounds = dict[str, tuple[Any, Any]]
@@ -423,7 +422,7 @@ def _line_search(
     """
     model, bounds = mll.model, bounds_of(mll)
     is_open = isinstance(model, GPRegression) and not scores_first_points(mll)
-    priors = weak_priors(cast(GPRegression, model)) if is_open else nullcontext(False)
+    priors = cast(GPRegression, model).weak_priors() if is_open else nullcontext(False)
     gradients = [(parameter, parameter.grad) for parameter in mll.parameters()]
     targets = getattr(model, "train_targets", None)
     num_points = targets.numel() if isinstance(targets, Tensor) else 1

@@ -1,4 +1,4 @@
-"""The conditional log marginal likelihood as a GPyTorch objective."""
+"""The conditional log marginal likelihood as a GPyTorch objective, and those it is at its ends."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
+import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP, IndependentModelList
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from gpclml.conditioning import (
     Conditioning,
     KFold,
     LastPoints,
+    LeaveOneOut,
     RandomHoldout,
     RandomOrderings,
     Split,
@@ -35,16 +36,21 @@ from gpclml.inference.observations import (
 )
 from gpclml.linalg import IterativeReport
 from gpclml.mlls._terms import check_train_mode, plus_priors
-from gpclml.models import GPRegression
-from gpclml.models.weak_priors import weak_priors
 
-__all__ = ["ConditionalMarginalLogLikelihood", "member_objectives"]
+__all__ = [
+    "ConditionalMarginalLogLikelihood",
+    "ExactMarginalLogLikelihood",
+    "LeaveOneOutPseudoLikelihood",
+    "member_objectives",
+]
+
+_DEFAULT = RandomHoldout(0.1)
 
 # A checker that does not read upstream's source knows this base.
-assert issubclass(ExactMarginalLogLikelihood, torch.nn.Module)
+assert issubclass(gpytorch.mlls.ExactMarginalLogLikelihood, torch.nn.Module)
 
 
-class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihood):
+class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMarginalLogLikelihood):
     r"""The log density of held-out training points given the others, in nats per point.
 
     .. math:: \frac{1}{|B|} \sum_B \log p(y_B \mid y_{-B}, X)
@@ -124,12 +130,19 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         if isinstance(model, IndependentModelList):
             suggestion = "Use gpclml.mlls.SumMarginalLogLikelihood(model.likelihood, model)."
             raise UnsupportedError("model", type(model).__name__, "one ExactGP", suggestion)
-        _check_parts(likelihood, model)
+        if not isinstance(likelihood, _GaussianLikelihoodBase):
+            suggestion = "Other likelihoods have no exact conditional density."
+            expected = "a Gaussian likelihood of GPyTorch"
+            raise UnsupportedError("likelihood", type(likelihood).__name__, expected, suggestion)
+        for x in model.train_inputs or ():
+            if bad := int((~torch.isfinite(x)).sum()):
+                got = f"{bad} non-finite of {x.numel()} values (shape {tuple(x.shape)})"
+                suggestion = "Remove or impute those rows before building the model."
+                raise NonFiniteError("model.train_inputs", got, "finite inputs", suggestion)
         super().__init__(likelihood, model)
         self.solver: Solver = solver
         self.last_solve: tuple[IterativeReport, ...] = ()
         self.conditioning = conditioning
-        self._default = RandomHoldout(0.1)
         self.factor_dtype = factor_dtype
         self.seed = seed
         self._generator = seeded(seed)
@@ -165,11 +178,11 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         data = observations(
             self.likelihood, function_dist, target, *params, checked=checked, **kwargs
         )
+        conditioning = self.conditioning or _DEFAULT
         if not self.model.training:
-            return self.objective_at(data, data.split(LastPoints(m=0), None))
-        drawing = self.drawing
-        split = data.split(drawing, self._generator)
-        return self.objective_at(data, split, redrawn=drawing.redraws)
+            conditioning = LastPoints(m=0)
+        split = data.split(conditioning, self._generator)
+        return self.objective_at(data, split, redrawn=conditioning.redraws)
 
     def compute_custom_loss(self, **kwargs: Any) -> Tensor:
         """What a line search minimizes: the negative objective at held-out points that stay fixed.
@@ -185,9 +198,10 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         Returns:
             The loss, ``(*batch,)``.
         """
-        if self.scores_first_points or not isinstance(self.model, GPRegression):
+        weak_priors = getattr(self.model, "weak_priors", None)
+        if self.scores_first_points or weak_priors is None:
             return self._fixed_loss(**kwargs)
-        with weak_priors(self.model):
+        with weak_priors():
             return self._fixed_loss(**kwargs)
 
     def _fixed_loss(self, **kwargs: Any) -> Tensor:
@@ -198,8 +212,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         return -self.objective_at(data, self._fixed_split(data))
 
     def _fixed_split(self, data: Observations) -> Split:
-        conditioning = KFold(10) if self.conditioning is None else self.conditioning
-        return data.split(conditioning, seeded(self.seed))
+        return data.split(self.conditioning or KFold(10), seeded(self.seed))
 
     def road(self) -> Road:
         """Which way a step goes on the model's own data, and why not a faster one.
@@ -222,17 +235,13 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         check_train_mode(model)
         with torch.no_grad():
             data = training_observations(model, self.likelihood)
-            part, blocks = data.observed_at(data.split(self.drawing, seeded(self.seed)))
-            return part.road(self.solver, blocks)
+            split = data.split(self.conditioning or _DEFAULT, seeded(self.seed))
+            observed, blocks = data.observed_at(split)
+            return observed.road(self.solver, blocks)
 
     def draw_split(self, data: Observations) -> Split:
         """Flat target indices of the next call's held-out blocks, drawn afresh unless seeded."""
-        return data.split(self.drawing, self._generator)
-
-    @property
-    def drawing(self) -> Conditioning:
-        """The strategy of a call of the objective: ``conditioning``, or the default."""
-        return self._default if self.conditioning is None else self.conditioning
+        return data.split(self.conditioning or _DEFAULT, self._generator)
 
     @property
     def scores_first_points(self) -> bool:
@@ -246,30 +255,65 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         With ``redrawn`` blocks, which the next call has others of, a batch member that has no
         observed target in these scores 0.
         """
-        part, blocks = data.observed_at(split)
+        observed, blocks = data.observed_at(split)
         value, self.last_solve = _held_out_density(
-            part, blocks, self.solver, self.factor_dtype, redrawn=redrawn
+            observed, blocks, self.solver, self.factor_dtype, redrawn=redrawn
         )
         return plus_priors(value, self.model, data.num_observed(), data.params)
 
 
-def _check_parts(likelihood: Likelihood, model: ExactGP) -> None:
-    if not isinstance(likelihood, _GaussianLikelihoodBase):
-        raise UnsupportedError(
-            "likelihood",
-            type(likelihood).__name__,
-            "a Gaussian likelihood of GPyTorch",
-            "Other likelihoods have no exact conditional density.",
-        )
-    for x in model.train_inputs or ():
-        bad = int((~torch.isfinite(x)).sum())
-        if bad:
-            raise NonFiniteError(
-                "model.train_inputs",
-                f"{bad} non-finite of {x.numel()} values (shape {tuple(x.shape)})",
-                "finite inputs",
-                "Remove or impute those rows before building the model.",
-            )
+class ExactMarginalLogLikelihood(ConditionalMarginalLogLikelihood):
+    r"""The log marginal likelihood of an exact GP, in nats per point.
+
+    .. math:: \frac{1}{n} \left(\log \mathcal{N}(y; m, K + \Sigma) + \log p(\theta)
+        + \text{added losses}\right)
+
+    (Rasmussen and Williams 2006, Equation 2.30). It is that of GPyTorch, with its signature, by one
+    factorization with a gradient in closed form, and the same as
+    :class:`~gpclml.mlls.ConditionalMarginalLogLikelihood` with ``LastPoints(m=0)``, which says
+    what models are taken, what is raised and what a step costs.
+
+    Args:
+        likelihood: A Gaussian likelihood of GPyTorch.
+        model: An exact GP of GPyTorch or BoTorch.
+
+    Examples:
+        >>> model = GPRegression(train_x, train_y)
+        >>> mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        >>> loss = -mll(model(*model.train_inputs), model.train_targets)
+        >>> loss.backward()
+    """
+
+    @checked
+    def __init__(self, likelihood: Likelihood, model: ExactGP) -> None:
+        super().__init__(likelihood, model, LastPoints(m=0))
+
+
+class LeaveOneOutPseudoLikelihood(ConditionalMarginalLogLikelihood):
+    r"""The mean log density of each point given all others, in nats per point.
+
+    .. math:: \frac{1}{n} \left(\sum_i \log p(y_i \mid y_{-i}, X) + \log p(\theta)
+        + \text{added losses}\right)
+
+    (Rasmussen and Williams 2006, Section 5.4.2). It is that of GPyTorch, with its signature, by one
+    inverse with a gradient in closed form, and the same as
+    :class:`~gpclml.mlls.ConditionalMarginalLogLikelihood` with ``LeaveOneOut()``, which says
+    what models are taken, what is raised and what a step costs.
+
+    Args:
+        likelihood: A Gaussian likelihood of GPyTorch.
+        model: An exact GP of GPyTorch or BoTorch.
+
+    Examples:
+        >>> model = GPRegression(train_x, train_y)
+        >>> mll = LeaveOneOutPseudoLikelihood(model.likelihood, model)
+        >>> loss = -mll(model(*model.train_inputs), model.train_targets)
+        >>> loss.backward()
+    """
+
+    @checked
+    def __init__(self, likelihood: Likelihood, model: ExactGP) -> None:
+        super().__init__(likelihood, model, LeaveOneOut())
 
 
 def member_objectives(

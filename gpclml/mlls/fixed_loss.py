@@ -20,12 +20,7 @@ import gpytorch
 import torch
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean
-from gpytorch.mlls import (
-    ExactMarginalLogLikelihood,
-    LeaveOneOutPseudoLikelihood,
-    MarginalLogLikelihood,
-    SumMarginalLogLikelihood,
-)
+from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
@@ -40,9 +35,12 @@ from gpclml.inference.observations import (
 )
 from gpclml.linalg import Covariance, GramCovariance
 from gpclml.linalg.dense import LogDensity
-from gpclml.mlls import exact
-from gpclml.mlls._terms import PriorTerm, log_priors, plus_priors, registered
-from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
+from gpclml.mlls._terms import log_priors, plus_priors, registered
+from gpclml.mlls.conditional_marginal_log_likelihood import (
+    ConditionalMarginalLogLikelihood,
+    ExactMarginalLogLikelihood,
+    LeaveOneOutPseudoLikelihood,
+)
 from gpclml.models import BayesianLinearModel, GPRegression
 
 __all__ = [
@@ -65,7 +63,7 @@ def fresh_loss(mll: MarginalLogLikelihood) -> Tensor:
 def training_loss(mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
     """The negative objective of one model on its training data, ``(*batch,)``, as loops call it."""
     model = cast(Any, mll.model)
-    takes_params = isinstance(mll, ExactMarginalLogLikelihood)
+    takes_params = isinstance(mll, gpytorch.mlls.ExactMarginalLogLikelihood)
     params = likelihood_parameters(model, cast(Likelihood, mll.likelihood)) if takes_params else ()
     return -cast(Tensor, mll(model(*model.train_inputs), model.train_targets, *params, **kwargs))
 
@@ -89,7 +87,7 @@ def scores_first_points(mll: MarginalLogLikelihood) -> bool:
     """Whether every point is scored, also the first, given no other."""
     if isinstance(mll, ConditionalMarginalLogLikelihood):
         return mll.scores_first_points
-    return not isinstance(mll, LeaveOneOutPseudoLikelihood)
+    return not isinstance(mll, gpytorch.mlls.LeaveOneOutPseudoLikelihood)
 
 
 def has_shared_parameters(model: torch.nn.Module, batch_shape: torch.Size) -> bool:
@@ -105,8 +103,7 @@ def has_shared_parameters(model: torch.nn.Module, batch_shape: torch.Size) -> bo
 
 
 _KNOWN = (
-    ConditionalMarginalLogLikelihood, exact.ExactMarginalLogLikelihood,
-    exact.LeaveOneOutPseudoLikelihood,
+    ConditionalMarginalLogLikelihood, ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood,
 )  # fmt: skip
 _RECORDED_UP_TO = 4096  # points, beyond which a GPU is busy for longer than its work is launched
 _WARM_UP = 2  # evaluations before the one that is recorded, in which libraries are loaded
@@ -150,23 +147,18 @@ class FixedLoss:
             loss = fixed_loss(self._given)
             loss.backward()
             return loss.item()
-        prior, priors = self._prior, self._priors
-        if member is not None:
-            prior = self._members[member]
-            priors = prior.priors
+        prior = self._prior if member is None else self._members[member]
         if self._recorded is None:
             value, gradients = self._density_and_gradients(prior)
         else:
             value, gradients = self._recorded(self._without_reads)
-        summed = value.sum()
-        total = summed.item()
+        total = value.sum().item()
         if self._recorded is not None and not math.isfinite(total):
             value, gradients = self._density_and_gradients(prior)
             total = value.item()
         if not math.isfinite(total):
             training_observations(self._model, self._mll.likelihood).check_density(value)
-        # All that a member has is summed, as without a batch.
-        terms, term_gradients = self._prior_terms(value if member is None else summed, priors)
+        terms, term_gradients = self._prior_terms(member)
         _accumulate(gradients + term_gradients)
         return terms - total / self._targets
 
@@ -177,7 +169,7 @@ class FixedLoss:
         marginal likelihood treats them, structure and what members share in its own ways.
         """
         mll, model = self._given, cast(ExactGP, self._given.model)
-        is_upstream = type(mll) is ExactMarginalLogLikelihood
+        is_upstream = type(mll) is gpytorch.mlls.ExactMarginalLogLikelihood
         if is_upstream:
             if not isinstance(model, ExactGP) or mll.likelihood is not model.likelihood:
                 return "the model is not an ExactGP with the objective's likelihood"
@@ -204,45 +196,40 @@ class FixedLoss:
             return self.road.reason or f"the covariance has structure ({self.road.way})"
         self._targets = sum(group.numel() for group in self._blocks)
         self._rows = int(data.num_observed())
-        self._prior_weight = data.residual.new_full((), -1.0 / self._rows, dtype=torch.float64)
+        batch = data.residual.shape[:-1]
+        self._zeros = data.residual.new_zeros(batch, dtype=torch.float64)
         self._params = data.params
-        self._priors, self._added_losses = registered(model)
+        self._priors, self._added_losses = priors, added_losses = registered(model)
         self._prior = None
         if isinstance(self._density, LogDensity):  # conjugate gradients take a covariance as it is
             self._prior = _known_prior(model, mll.likelihood, observed.places)
         has_fixed_inputs = self._prior is not None and self._prior.has_fixed_inputs
-        if batch := data.residual.shape[:-1]:
+        if batch:
             prior = cast(_KnownPrior, self._prior)
-            if has_fixed_inputs and self._are_independent(prior.modules, batch):
-                self._members = [prior.member(i, self._priors) for i in range(batch[0])]
+            independent = has_fixed_inputs and not added_losses
+            independent = independent and self._are_independent(prior.modules, batch)
+            if independent and all(log_priors([p], batch).value.shape == batch for p in priors):
+                self._members = [prior.member(i) for i in range(batch[0])]
             if is_upstream and not self._members:
                 return "members of the batch share parameters or priors"
         elif (
             data.residual.is_cuda
             and data.residual.shape[-1] <= _RECORDED_UP_TO
             and has_fixed_inputs
-            and not self._added_losses
+            and not added_losses
         ):
             self._recorded = _Recorded(data.residual.device)
             self.road = Road(f"{self.road.way}, recorded on the GPU", self.road.reason)
         return ""
 
     def _are_independent(self, modules: torch.nn.Module, batch: torch.Size) -> bool:
-        """Whether a few members of a batch share neither a parameter nor a prior."""
-        parts = set(modules.modules())
+        """Whether a few members of a batch have all that is trained, each its own."""
         trained = [p for p in modules.parameters() if p.requires_grad]
         return (
             len(batch) == 1
             and 1 < batch[0] <= _MOST_MEMBERS
-            and not self._added_losses
             and all(p.shape[:1] == batch for p in trained)
             and len(trained) == sum(p.requires_grad for p in self._mll.parameters())
-            and all(
-                term.module in parts
-                and term.formula is not None
-                and all(number.numel() == 1 for number in term.prior.buffers())
-                for term in self._priors
-            )
         )
 
     def _density_and_gradients(
@@ -278,18 +265,21 @@ class FixedLoss:
             leaves += [(p, g) for p, g in zip(trained, further, strict=True) if g is not None]
         return value, leaves
 
-    def _prior_terms(self, value: Tensor, priors: Sequence[PriorTerm]) -> tuple[float, Gradients]:
-        """What log priors and added losses add to the loss, summed over a batch; its gradients."""
+    def _prior_terms(self, member: int | None) -> tuple[float, Gradients]:
+        """What log priors and added losses add to the loss, and the gradients of that.
+
+        They are those of the whole batch, or of one member, whose priors depend on no other's.
+        """
         if self._added_losses:  # which may be others at each evaluation
-            loss = -plus_priors(torch.zeros_like(value), self._model, self._rows, self._params)
-            return loss.sum().item(), [(loss, torch.ones_like(loss))] if loss.requires_grad else []
-        if not priors:
+            loss = -plus_priors(self._zeros, self._model, self._rows, self._params).sum()
+            return loss.item(), [(loss, torch.ones_like(loss))] if loss.requires_grad else []
+        if not self._priors:
             return 0.0, []
-        total, _, vjp, _ = log_priors(priors, value.shape)
-        weight = self._prior_weight
-        if value.ndim:
-            total, weight = total.expand(value.shape).sum(), weight.expand(value.shape)
-        return -total.item() / self._rows, vjp(weight)
+        total, _, vjp, _ = log_priors(self._priors, self._zeros.shape)
+        total, weight = total.expand_as(self._zeros), torch.full_like(self._zeros, -1 / self._rows)
+        if member is not None:
+            total, weight = total[member], weight * (torch.arange(len(weight)) == member).to(weight)
+        return -total.sum().item() / self._rows, vjp(weight)
 
 
 def _has_own_loss(model: torch.nn.Module) -> bool:
@@ -362,7 +352,6 @@ class _KnownPrior:
         inputs: What mean and kernel are called on, or a function that transforms it each time.
         targets: ``(*batch, n)``.
         batch: Batch shape of the covariance.
-        priors: Of a member of a batch; those of the model are of the whole batch.
         shared: Parameters of a batch, and those of its member, which are to have their memory.
         index: Of the member.
     """
@@ -371,7 +360,6 @@ class _KnownPrior:
     inputs: Tensor | Callable[[], Tensor]
     targets: Tensor
     batch: torch.Size
-    priors: Sequence[PriorTerm] = ()
     shared: Sequence[tuple[Tensor, Tensor]] = ()
     index: int = 0
 
@@ -386,16 +374,14 @@ class _KnownPrior:
         """Whether all of kernel and mean are called on the same inputs each time."""
         return isinstance(self.inputs, Tensor) and not self._gram.has_features
 
-    def member(self, index: int, priors: Sequence[PriorTerm]) -> _KnownPrior:
+    def member(self, index: int) -> _KnownPrior:
         """A member of a batch of one dimension, by copies of modules that share their memory."""
-        memo: dict[int, Any] = {}
-        modules, x = copy.deepcopy(self.modules, memo), cast(Tensor, self.inputs)
+        modules, x = copy.deepcopy(self.modules), cast(Tensor, self.inputs)
         return _KnownPrior(
             modules,
             x[index : index + 1] if x.ndim > 2 else x,
             self.targets[index : index + 1],
             torch.Size([1]),
-            [term._replace(module=memo[id(term.module)]) for term in priors],
             list(zip(self.modules.parameters(), modules.parameters(), strict=True)),
             index,
         )

@@ -120,7 +120,9 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
             UnsupportedError, ModelModeError, NonFiniteError, NotPSDError: The curvature cannot be
                 computed for this network, or is not finite.
         """
-        return self.evidence_at(output, target)()
+        # The checks of the targets come before the curvature is computed.
+        output_likelihood(self.likelihood).log_density(output.mean.detach(), target)
+        return self._evidence(output.points, target, output.mean)()
 
     @checked(late=True)
     def log_joint(self, output: Linearization, target: Tensor) -> Tensor:
@@ -153,36 +155,15 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
                 )  # fmt: skip
         return plus_priors(value, self, num_data)
 
-    def evidence_at(self, output: Linearization, target: Tensor) -> LaplaceEvidence:
-        """The evidence at points as a function of hyperparameters alone, as cheap as they are.
-
-        Curvature and outputs are computed once. The value is differentiable in prior precisions,
-        noise and temperature, and once in what the points depend on. :meth:`evidence_of` is cheaper
-        where the weights need no gradient.
-
-        Args:
-            output: The model at points: all N, or a batch of them.
-            target: Their targets.
-
-        Returns:
-            A function of no arguments that returns the value. ``sum(parts)`` adds up the evidences
-            of several batches: its curvature is that of all their points.
-
-        Raises:
-            ArgumentError, ShapeError, UnsupportedError, NonFiniteError, NotPSDError:
-                As :meth:`forward`.
-        """
-        likelihood = output_likelihood(self.likelihood)
-        likelihood.log_density(output.mean.detach(), target)  # its checks come first
-        return self._evidence(output.points, target, output.mean)
-
     @checked(late=True, passes_on="x", x="(N, *event)")
     def evidence_of(
         self, x: Tensor | Loader, target: Tensor | None = None, *, progress: bool | None = None
     ) -> LaplaceEvidence:
-        """The same as ``evidence_at(model(x), target)`` for hyperparameters alone, in one pass.
+        """The evidence at points as a function of hyperparameters alone, as cheap as they are.
 
-        The outputs come from the pass that computes the curvature, and no weight gets a gradient.
+        Curvature and outputs are computed once, in one pass. The value is differentiable in prior
+        precisions, noise and temperature, and once in what the points depend on; no weight gets a
+        gradient.
 
         Args:
             x: Points, ``(N, *event)``: all of them or a batch; or a ``DataLoader`` of pairs of
@@ -190,6 +171,10 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
             target: Their targets; None with a loader.
             progress: Whether to show a progress bar over the batches of a loader; None shows it on
                 terminals and in notebooks.
+
+        Returns:
+            A function of no arguments that returns the value. ``sum(evidences)`` adds up those of
+            several batches: its curvature is that of all their points.
 
         Raises:
             ArgumentError, ShapeError, UnsupportedError, NonFiniteError, NotPSDError:
@@ -212,7 +197,6 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
             expected = f"at most num_data = {self.num_data}"
             raise ArgumentError("output", f"{count} points", expected, suggestion)
         likelihood = output_likelihood(self.likelihood)
-        is_of_one = self.hessian == "ggn" and self.outputs != "all"
         drawn: int | None = None
         copies = 1
 
@@ -223,7 +207,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
                 likelihood.log_density(outputs.detach(), target)  # its checks come first
                 mean = outputs if points.requires_grad else outputs.detach()
             columns = self.columns(outputs, target)
-            if not is_of_one:
+            if self.outputs == "all" or self.hessian == "ef":
                 return columns
             copies = outputs.shape[-1]
             if drawn is None:  # a structure that asks twice gets the same
@@ -246,7 +230,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
 class LaplaceEvidence:
     """The evidence at points of known curvature, as a function of hyperparameters.
 
-    Made by :meth:`LaplaceMarginalLogLikelihood.evidence_at`.
+    Made by :meth:`LaplaceMarginalLogLikelihood.evidence_of`.
 
     Args:
         mll: The objective.
@@ -260,7 +244,6 @@ class LaplaceEvidence:
         curvature: What has the log-determinants.
     """
 
-    @checked(late=True, mean="float (B, C)")
     def __init__(
         self,
         mll: LaplaceMarginalLogLikelihood,
@@ -375,7 +358,9 @@ class LaplaceEvidence:
         """
         if not isinstance(other, LaplaceEvidence):
             return NotImplemented
-        self._check_alike(other)
+        if other.mll is not self.mll:
+            suggestion = "Add up batches of one objective."
+            raise ArgumentError("other", "an evidence of another one", "one objective", suggestion)
         self._check_weights()
         other._check_weights()
         if self._copies != 1:
@@ -399,22 +384,3 @@ class LaplaceEvidence:
     def __radd__(self, other: object) -> LaplaceEvidence:
         """What lets ``sum(parts)`` begin, with 0."""
         return self if isinstance(other, int) and other == 0 else NotImplemented
-
-    def _check_alike(self, other: LaplaceEvidence) -> None:
-        """Raises an ArgumentError where two are of objectives with different parts."""
-        theirs = _parts(other.mll)
-        for name, part in _parts(self.mll).items():
-            has_value = isinstance(part, int | float | str | Structure)
-            if part is theirs[name] or (has_value and part == theirs[name]):
-                continue
-            got = f"an evidence of another {name}" + (f": {theirs[name]!r}" if has_value else "")
-            expected = f"the same, {part!r}" if has_value else "the same"
-            raise ArgumentError("other", got, expected, "Add up batches of one objective.")
-
-
-def _parts(mll: LaplaceMarginalLogLikelihood) -> dict[str, Any]:
-    """What decides the evidence at points, by name."""
-    names = ("likelihood", "temperature", "num_data", "curvature", "hessian", "outputs")
-    return {name: getattr(mll.model, name) for name in ("network", "prior", "augmentation")} | {
-        name: getattr(mll, name) for name in names
-    }

@@ -48,14 +48,6 @@ class LinearData:
     prior_variance: Tensor
     noise: Tensor
 
-    def best(self, family: GaussianFamily, temperature: float) -> WeightDistribution:
-        """The member of a family with the largest tempered bound; without a gradient."""
-        with torch.no_grad():
-            noise = (temperature * self.noise).expand(len(self.residual))
-            # Detached as well: a distribution may keep what it is made from.
-            given = (self.features.detach(), self.residual, self.prior_variance.detach(), noise)
-            return family.best(*given)
-
     def expected_square(self, q: WeightDistribution) -> Tensor:
         r"""Sum over points of :math:`E_q (r_i - w^\top \phi_i)^2`."""
         return expected_square(q, self.features, self.residual)
@@ -104,6 +96,8 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
         >>> loss = -mll(model(train_x), train_y)
     """
 
+    model: BayesianLinearModel
+
     @checked
     def __init__(
         self,
@@ -129,11 +123,6 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
             posterior.family if posterior is not None else family or DiagonalFamily()
         )
 
-    @property
-    def linear_model(self) -> BayesianLinearModel:
-        """The model."""
-        return cast(BayesianLinearModel, self.model)
-
     def forward(
         self, function_dist: MultivariateNormal, target: Tensor, *params: Any, **kwargs: Any
     ) -> Tensor:
@@ -156,9 +145,7 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
             ArgumentError: A variance is not positive, or memory does not hold what the family
                 asks for.
         """
-        data = self.data_at(function_dist, target, *params)
-        q = self.weights_at(data)
-        return self._value(data, q, self.temperature, params)
+        return self.at_temperature(self.temperature, function_dist, target, *params)
 
     def at_temperature(
         self,
@@ -179,7 +166,10 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
             Nats per observed point, a number.
         """
         data = self.data_at(function_dist, target, *params)
-        return self._value(data, self.weights_at(data), temperature, params)
+        q, n = self.weights_at(data), len(data.residual)
+        divergence = gaussian_kl(q, data.prior_variance)
+        bound = data.expected_log_likelihood(q) - temperature * divergence
+        return plus_priors(bound / n, self.model, n, params)
 
     def data_at(
         self, function_dist: MultivariateNormal, target: Tensor, *params: Any
@@ -191,8 +181,8 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
             target: As for :meth:`forward`.
             *params: As for :meth:`forward`.
         """
-        check_train_mode(cast(torch.nn.Module, self.model))
-        model = self.linear_model
+        model = self.model
+        check_train_mode(model)
         check_targets(model, target)
         points = params[0] if params else cast(tuple[Tensor, ...], model.train_inputs)[0]
         if target.shape != function_dist.event_shape or len(points) != len(target):
@@ -213,13 +203,8 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
         """
         if self.posterior is not None:
             return self.posterior()
-        return data.best(self.family, self.temperature)
-
-    def _value(
-        self, data: LinearData, q: WeightDistribution, temperature: float, params: tuple
-    ) -> Tensor:
-        kl = gaussian_kl(q, data.prior_variance)
-        bound = data.expected_log_likelihood(q) - temperature * kl
-        return plus_priors(
-            bound / len(data.residual), self.linear_model, len(data.residual), params
-        )
+        with torch.no_grad():
+            noise = (self.temperature * data.noise).expand(len(data.residual))
+            # Detached as well: a distribution may keep what it is made from.
+            given = data.features.detach(), data.residual, data.prior_variance.detach(), noise
+            return self.family.best(*given)

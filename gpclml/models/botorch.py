@@ -26,7 +26,7 @@ from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
 from gpclml.inference import PosteriorNormal
 from gpclml.kernels import DeepKernel
 from gpclml.kernels.networks import StackedNetwork, reset_network
-from gpclml.models._parts import PartOptions, make_kernel
+from gpclml.models.named_parts import make_kernel
 
 __all__ = ["DeepKernelGP"]
 
@@ -127,8 +127,12 @@ class DeepKernelGP(SingleTaskGP):
             input_transform,
         )  # fmt: skip
         base = cast(Kernel, self.covar_module)
-        options = PartOptions(False, True, hidden, num_features, num_mixtures=1)
-        whole = self._named_kernel(kernel, options, seed)
+        with torch.no_grad():
+            inputs = self.transform_inputs(cast(Any, self.train_inputs)[0])
+        whole = cast(ScaleKernel, make_kernel(
+            kernel, inputs, cast(Tensor, self.train_targets), seeded(seed), hidden=hidden,
+            num_features=num_features,
+        ))  # fmt: skip
         deep = cast(DeepKernel, whole.base_kernel)
         if self._aug_batch_shape:
             deep.feature_extractor = NetworkBatch(deep.feature_extractor, self._aug_batch_shape)
@@ -154,13 +158,6 @@ class DeepKernelGP(SingleTaskGP):
         if type(normal) is not MultivariateNormal:
             return posterior
         return GPyTorchPosterior(PosteriorNormal(normal.mean, normal.lazy_covariance_matrix))
-
-    def _named_kernel(self, name: str, options: PartOptions, seed: int) -> ScaleKernel:
-        with torch.no_grad():
-            inputs = self.transform_inputs(cast(Any, self.train_inputs)[0])
-        generator = seeded(seed)
-        kernel = make_kernel(name, inputs, cast(Tensor, self.train_targets), options, generator)
-        return cast(ScaleKernel, kernel)
 
     def _places_of_outputs(self) -> dict[str, int]:
         """Where ``subset_output`` finds the outputs' dimension of each parameter, from the end."""

@@ -24,7 +24,7 @@ from gpclml.inference.posterior import checked_points
 from gpclml.kernels import FeatureKernel, LinearizedMean, NeuralTangentKernel
 from gpclml.kernels.networks import check_finite_output
 from gpclml.linalg.gaussians import DualGaussian, FullGaussian, linear_posterior
-from gpclml.models._parts import RegressionGP
+from gpclml.models.base import RegressionGP
 
 if TYPE_CHECKING:
     from gpclml._utils.arrays import ArrayLike

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    MaternKernel,
+    ProductKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
-from gpytorch.means import Mean
+from gpytorch.means import ConstantMean, Mean
 from gpytorch.mlls import LeaveOneOutPseudoLikelihood, MarginalLogLikelihood
+from gpytorch.priors import LogNormalPrior, NormalPrior, Prior
 from torch import Tensor
 
 from gpclml._utils.arguments import checked, reads_are_free, seeded
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml._utils.environment import load_botorch
-from gpclml._utils.files import write_checkpoint
-from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml._utils.files import read_checkpoint, write_checkpoint
+from gpclml.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
 from gpclml.inference.observations import Solver
 from gpclml.inference.posterior import (
@@ -29,16 +41,9 @@ from gpclml.inference.posterior import (
     observed_posterior,
 )
 from gpclml.kernels import DeepKernel
-from gpclml.models._parts import (
-    CHECKPOINT,
-    PartOptions,
-    RegressionGP,
-    load_stored,
-    make_kernel,
-    make_mean,
-)
+from gpclml.models.base import RegressionGP
+from gpclml.models.named_parts import make_kernel, make_mean
 from gpclml.models.standardize import Standardizer
-from gpclml.models.weak_priors import weak_priors
 
 if TYPE_CHECKING:
     from botorch.acquisition.objective import PosteriorTransform
@@ -47,6 +52,11 @@ if TYPE_CHECKING:
     from gpclml._utils.arrays import ArrayLike
 
 __all__ = ["GPRegression"]
+
+_FORMAT = "gpclml.GPRegression"
+_REQUIRED = {"config": dict, "state_dict": dict, "train_x": Tensor, "train_targets": Tensor}
+_LOG_SCALE = 1.5  # deviation of a weak prior of the logarithm of a scale; targets have variance 1
+_LOG_LENGTHSCALE = 1.0  # of a lengthscale's, around the root of the number of standardized inputs
 
 
 class GPRegression(RegressionGP):
@@ -162,10 +172,12 @@ class GPRegression(RegressionGP):
 
         kernel = kernel.replace("-", "_") if isinstance(kernel, str) else kernel
         generator = seeded(seed)
-        options = PartOptions(standardize, ard, hidden, num_features, num_mixtures)
         inputs = input_standardizer.transform(train_x)
-        self.covar_module: Any = make_kernel(kernel, inputs, targets, options, generator)
-        self.mean_module: Any = make_mean(mean, inputs, options, generator)
+        self.covar_module: Any = make_kernel(
+            kernel, inputs, targets, generator, hidden=hidden, num_features=num_features,
+            num_mixtures=num_mixtures, standardize=standardize, ard=ard,
+        )  # fmt: skip
+        self.mean_module: Any = make_mean(mean, inputs, generator, hidden)
         self._config: dict[str, Any] = {
             "kernel": kernel if isinstance(kernel, str) else None,
             "mean": mean if isinstance(mean, str) else None,
@@ -318,10 +330,34 @@ class GPRegression(RegressionGP):
         Under GPyTorch's leave-one-out, which does not score first points, scale, mean and
         lengthscales have weak priors.
         """
-        if not isinstance(mll, LeaveOneOutPseudoLikelihood):
+        is_open = isinstance(mll, LeaveOneOutPseudoLikelihood)
+        with self.weak_priors() if is_open else nullcontext():
             return super().compute_custom_loss(mll, **kwargs)
-        with weak_priors(self):
-            return super().compute_custom_loss(mll, **kwargs)
+
+    @contextmanager
+    def weak_priors(self) -> Iterator[bool]:
+        """Within the block the hyperparameters have weak priors, if the data are standardized.
+
+        Objectives that do not score first points need them: the density of a point given others
+        hardly depends on the prior's variance and mean, so that a line search can raise the scale
+        of a kernel together with its lengthscales for as long as it likes. Predictions between the
+        points stay, and those beside them are lost. Parts with priors of their own keep these
+        alone.
+
+        Yields:
+            Whether there are any.
+        """
+        added: list[Any] = []
+        try:
+            for module, name, prior in _weak_priors(self) if self.standardizes else ():
+                parameter = cast(Tensor, getattr(module, f"raw_{name}"))
+                if parameter.requires_grad and not module._priors:
+                    module.register_prior("weak_prior", prior.to(parameter), name)
+                    added.append(module)
+            yield bool(added)
+        finally:
+            for module in added:
+                del module._modules["weak_prior"], module._priors["weak_prior"]
 
     def posterior(
         self,
@@ -482,7 +518,7 @@ class GPRegression(RegressionGP):
             "train_x": train_x.detach(),
             "train_targets": train_targets,
         }
-        write_checkpoint(path, CHECKPOINT, content)
+        write_checkpoint(path, _FORMAT, content)
 
     @classmethod
     @checked
@@ -510,8 +546,40 @@ class GPRegression(RegressionGP):
             DataError: The file is missing, damaged or not such a checkpoint.
             ArgumentError: An object that the model was made with is missing or does not fit.
         """
-        parts = {"kernel": kernel, "mean": mean, "likelihood": likelihood}
-        return load_stored(cls, path, map_location, parts)
+        content = read_checkpoint(path, _FORMAT, map_location, _REQUIRED)
+        config, state = content["config"], content["state_dict"]
+        given = {"kernel": kernel, "mean": mean, "likelihood": likelihood}
+        for name, module in given.items():
+            if module is None and config.get(name, "") is None:
+                expected = f"the {name} object the model was made with"
+                suggestion = (
+                    f"Call load(path, {name}=...) with one built as when the model was made."
+                )
+                raise ArgumentError(name, None, expected, suggestion)
+        try:
+            options = {name: config[name] or given[name] for name in ("kernel", "mean")}
+            options = {**config, **options, "likelihood": likelihood}
+            columns = options.pop("columns")
+            scale, offset = (state[f"target_standardizer.{name}"] for name in ("scale", "offset"))
+            model = cls(content["train_x"], content["train_targets"] * scale + offset, **options)
+            if unlike := model._config.keys() ^ (config.keys() - {"columns"}):
+                raise KeyError(*unlike)
+            model.load_state_dict(state)
+        except (ArgumentError, AttributeError, KeyError, RuntimeError, TypeError) as error:
+            got = str(error).splitlines()[-1].strip()
+            if any(module is not None for module in given.values()):
+                name, expected = "kernel, mean or likelihood", "the saved state"
+                suggestion = (
+                    "Pass objects of the same classes and sizes as when the model was made."
+                )
+                raise ArgumentError(name, got, expected, suggestion) from error
+            raise DataError(
+                f"path: {path} does not hold all of one model ({got}). Restore a copy of it, or "
+                "save the model again."
+            ) from error
+        model.set_train_data(targets=content["train_targets"], strict=False)
+        model.column_names = columns
+        return model
 
     def _in_original_units(self, path: str, value: Tensor) -> Tensor:
         units, columns = self.target_standardizer, self.input_standardizer.scale
@@ -535,3 +603,32 @@ class GPRegression(RegressionGP):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "prediction_strategy": None}  # which may hold autograd graphs
+
+
+def _weak_priors(model: GPRegression) -> Iterator[tuple[Any, str, Prior]]:
+    """Modules, names of their hyperparameters, and priors."""
+    if isinstance(model.mean_module, ConstantMean):
+        yield model.mean_module, "constant", NormalPrior(0.0, 1.0)
+    for kernel in scales_of(model.covar_module):
+        if isinstance(kernel, SpectralMixtureKernel):
+            share = -math.log(cast(int, kernel.num_mixtures))
+            yield kernel, "mixture_weights", LogNormalPrior(share, _LOG_SCALE)
+        else:
+            yield kernel, "outputscale", LogNormalPrior(0.0, _LOG_SCALE)
+    kernels = list(model.covar_module.modules())
+    if any(isinstance(kernel, DeepKernel) for kernel in kernels):
+        return  # distances between features have no scale that is known
+    dimensions = cast(Any, model.train_inputs)[0].shape[-1]
+    for kernel in kernels:
+        if isinstance(kernel, RBFKernel | MaternKernel | RQKernel):
+            start = 0.5 * math.log(kernel.ard_num_dims or dimensions)
+            yield kernel, "lengthscale", LogNormalPrior(start, _LOG_LENGTHSCALE)
+
+
+def scales_of(kernel: Kernel) -> Iterator[Kernel]:
+    """The outermost parts of a kernel that have a scale."""
+    if isinstance(kernel, ScaleKernel | SpectralMixtureKernel):
+        yield kernel
+    elif isinstance(kernel, AdditiveKernel | ProductKernel):
+        for summand in cast(Any, kernel.kernels):
+            yield from scales_of(summand)

@@ -1,11 +1,12 @@
 """Cases whose values and gradients are stored in ``record.json``.
 
-Each line of ``TABLE`` names a model, an objective and how it is evaluated, then numbers and
-options; see :func:`build` and :func:`evaluate`. Hyperparameters, data and networks are drawn by a
-seed that the line gives, and rounded to float32, so that both types have the same.
+Each name there says a model, an objective and how it is evaluated, then numbers and options; see
+:func:`build` and :func:`evaluate`. Hyperparameters, data and networks are drawn by a seed that the
+name gives, and rounded to float32, so that both types have the same.
 
 ``python tests/mlls/record_cases.py`` writes the file anew and says which cases change, and by how
-much. It is only for when values are meant to change, and for cases that are new.
+much. It is only for when values are meant to change, and for cases that are new, which are written
+there with ``null``.
 """
 
 from __future__ import annotations
@@ -85,333 +86,6 @@ ITERATIVE = 2e-9  # the error of conjugate gradients' solves is of first order i
 ILL_CONDITIONED = 1e-2  # in float32, where nothing is compared
 NUM_TASKS = 3
 
-TABLE = """
-rbf lml call d=1 n=12 priors
-rbf holdout fixed d=2 n=23 mean=zero
-rbf holdout_given call d=8 n=12 inputs
-rbf_unscaled loo call d=2 n=31 mean=linear
-rbf_unscaled orderings fixed d=8 n=58 mean=network nan
-rbf_unscaled half custom d=1 n=27
-rbf_ard holdout call d=8 n=14 mean=zero
-rbf_ard holdout_given fixed d=1 n=35 fixed_noise
-rbf_ard folds call d=2 n=17 mean=linear inputs
-rbf_twice_scaled orderings call d=1 n=12 mean=network nan
-rbf_twice_scaled half fixed d=2 n=23
-rbf_twice_scaled default custom d=8 n=40 mean=zero
-rbf_columns holdout_given call d=2 n=31
-rbf_columns folds fixed d=8 n=58 mean=linear
-matern12 half call d=8 n=14 fixed_noise
-matern12 default fixed d=1 n=35 mean=zero priors
-matern12 lml custom d=2 n=17
-matern12_ard folds call d=1 n=12 mean=linear priors
-matern12_ard groups fixed d=2 n=23 mean=network
-matern12_ard loo call d=8 n=12 inputs
-matern32 default call d=2 n=31 mean=zero
-matern32 lml fixed d=8 n=58
-matern32 holdout custom d=1 n=27 mean=linear
-matern32_ard groups call d=8 n=14 mean=network
-matern32_ard loo fixed d=1 n=35
-matern32_ard orderings call d=2 n=17 mean=zero inputs
-matern52 lml call d=1 n=12
-matern52 holdout fixed d=2 n=23 mean=linear
-matern52_ard loo call d=2 n=31
-matern52_ard orderings fixed d=8 n=58 mean=zero
-matern52_ard half call d=1 n=27 priors inputs nan
-rq holdout call d=8 n=14 mean=linear
-rq holdout_given fixed d=1 n=35 mean=network priors
-rq folds custom d=2 n=17
-rq_ard orderings call d=1 n=12 mean=zero priors
-rq_ard half fixed d=2 n=23 nan
-rq_ard default call d=8 n=12 mean=linear inputs
-spectral_mixture holdout_given call d=2 n=31 mean=network
-spectral_mixture folds fixed d=1 n=58
-spectral_mixture groups custom d=2 n=27 mean=zero
-joint_spectral_mixture half call d=8 n=14 nan
-joint_spectral_mixture default fixed d=1 n=35 mean=linear
-joint_mixture_in_sum folds call d=1 n=12
-joint_mixture_in_sum groups fixed d=2 n=23 mean=zero
-joint_mixture_in_sum loo custom d=8 n=40
-linear default call d=2 n=31 mean=linear
-linear lml fixed d=8 n=58 mean=network
-linear holdout call d=1 n=27 priors inputs fixed_noise
-linear_ard groups call d=8 n=14 mean=zero
-linear_ard loo fixed d=1 n=35 priors
-linear_ard orderings custom d=2 n=17 mean=linear
-polynomial lml call d=1 n=12 mean=network priors
-polynomial holdout fixed d=2 n=23
-polynomial holdout_given call d=8 n=12 mean=zero inputs
-cubic_and_rbf loo call d=2 n=31
-cubic_and_rbf orderings fixed d=8 n=58 mean=linear fixed_noise
-periodic holdout call d=1 n=14
-periodic holdout_given fixed d=2 n=35 mean=zero
-periodic folds call d=1 n=17 inputs
-periodic_ard orderings call d=1 n=12 mean=linear
-periodic_ard half fixed d=2 n=23 mean=network
-periodic_ard default custom d=8 n=40 nan
-cosine holdout_given call d=1 n=31 mean=zero fixed_noise
-cosine folds fixed d=2 n=58
-cosine groups call d=1 n=27 mean=linear priors inputs
-cosine_times_rbf half call d=8 n=14 mean=network
-cosine_times_rbf default fixed d=1 n=35 priors nan
-cosine_times_rbf lml custom d=2 n=17 mean=zero
-cosine_similarity folds call d=2 n=12 priors
-cosine_similarity groups fixed d=8 n=23 mean=linear
-cosine_similarity_and_rbf default call d=8 n=31 nan
-cosine_similarity_and_rbf lml fixed d=2 n=58 mean=zero
-cosine_similarity_and_rbf holdout custom d=8 n=27
-constant_and_matern groups call d=8 n=14 mean=linear
-constant_and_matern loo fixed d=1 n=35 mean=network
-constant_and_matern orderings call d=2 n=17 inputs
-constant_times_rq lml call d=1 n=12 mean=zero
-constant_times_rq holdout fixed d=2 n=23
-constant_times_rq holdout_given custom d=8 n=40 mean=linear
-linear_and_rbf loo call d=2 n=31 mean=network
-linear_and_rbf orderings fixed d=8 n=58
-linear_and_rbf half call d=1 n=27 mean=zero priors inputs
-rbf_times_periodic holdout call d=8 n=14
-rbf_times_periodic holdout_given fixed d=1 n=35 mean=linear priors
-matern_times_matern orderings call d=2 n=12 priors
-matern_times_matern half fixed d=2 n=23 mean=zero
-matern_times_matern default call d=2 n=40 inputs
-nested holdout_given call d=2 n=31 mean=linear
-nested folds fixed d=2 n=58 mean=network
-nested groups custom d=2 n=27
-additive half call d=8 n=14 mean=zero
-additive default fixed d=8 n=35
-additive lml call d=2 n=17 mean=linear inputs nan
-constrained folds call d=1 n=12 mean=network
-constrained groups fixed d=2 n=23
-constrained loo custom d=8 n=40 mean=zero fixed_noise
-subclass default call d=2 n=31
-subclass lml fixed d=8 n=58 mean=linear nan
-piecewise_polynomial groups call d=2 n=14
-piecewise_polynomial loo fixed d=1 n=35 mean=zero priors
-piecewise_polynomial orderings custom d=2 n=17
-fourier lml call d=1 n=12 mean=linear priors nan
-fourier holdout fixed d=2 n=23 mean=network fixed_noise
-fourier holdout_given call d=8 n=12 inputs
-features loo call d=2 n=31 mean=zero
-features orderings fixed d=8 n=58
-features half custom d=1 n=27 mean=linear
-features_and_rbf holdout call d=8 n=14 mean=network
-features_and_rbf holdout_given fixed d=1 n=35
-features_and_rbf folds call d=2 n=17 mean=zero inputs
-rbf_of_tasks orderings call d=1 n=12 fixed_noise
-rbf_of_tasks half fixed d=2 n=23 mean=linear
-deep_of_tasks holdout_given call d=2 n=31
-deep_of_tasks folds fixed d=8 n=58 mean=zero
-deep_of_tasks groups call d=1 n=27 priors inputs
-sum_of_tasks half call d=8 n=14 mean=linear
-sum_of_tasks default fixed d=1 n=35 mean=network priors
-sum_of_tasks lml custom d=2 n=17
-deep folds call d=1 n=12 mean=zero priors
-deep groups fixed d=2 n=23
-deep loo call d=8 n=12 mean=linear inputs
-deep_residual default call d=2 n=31 mean=network
-deep_residual lml fixed d=8 n=58
-deep_residual holdout custom d=1 n=27 mean=zero nan
-deep_rq groups call d=8 n=14
-deep_rq loo fixed d=1 n=35 mean=linear
-deep_mixture lml call d=1 n=12
-deep_mixture holdout fixed d=2 n=23 mean=zero nan
-deep_mixture holdout_given custom d=1 n=40
-deep_joint_mixture loo call d=2 n=31 mean=linear
-deep_joint_mixture orderings fixed d=8 n=58 mean=network
-deep_joint_mixture half call d=1 n=27 priors inputs
-deep_cosine_similarity holdout call d=8 n=14 mean=zero nan
-deep_cosine_similarity holdout_given fixed d=1 n=35 priors
-deep_cosine_similarity folds custom d=2 n=17 mean=linear
-deep_polynomial orderings call d=1 n=12 mean=network priors
-deep_polynomial half fixed d=2 n=23
-deep_polynomial default call d=8 n=12 mean=zero inputs
-deep_linear holdout_given call d=2 n=31
-deep_linear folds fixed d=8 n=58 mean=linear
-deep_and_rbf half call d=8 n=14
-deep_and_rbf default fixed d=1 n=35 mean=zero
-deep_and_rbf lml call d=2 n=17 inputs fixed_noise
-deep_in_sum folds call d=1 n=12 mean=linear
-deep_in_sum groups fixed d=2 n=23 mean=network
-deep_in_sum loo custom d=8 n=40
-rq lml call d=2 n=20 alpha=10000
-rq loo fixed d=1 n=25 alpha=10000
-rq_ard half fixed d=8 n=30 alpha=10000 priors
-deep_rq lml call d=2 n=24 alpha=10000
-rbf_ard lml fixed d=2 n=30 noise=0.002
-matern52_ard loo call d=2 n=30 noise=0.002
-nested half call d=2 n=30 noise=0.1 inputs
-rbf lml fixed d=1 n=18 lengthscale=0.05
-rq lml fixed d=2 n=20 alpha=300
-rbf_ard lml fixed d=2 n=20 priors again
-nested half fixed d=2 n=20 again
-deep_residual loo fixed d=2 n=20 again
-features lml fixed d=2 n=20 again
-linear_ard folds fixed d=2 n=20 again
-rbf_ard lml fixed d=2 n=20 fixed_noise again
-rbf_ard lml fixed d=2 n=20 fixed_noise learned
-matern32 lml call d=2 n=20 fixed_noise learned
-multitask lml fixed d=2 n=10 again
-matern52_ard lml fixed d=2 n=12 batch=3 priors again
-single_task lml fixed d=2 n=20 again
-matern32_ard lml fixed d=8 n=600
-rbf_ard folds call d=8 n=300
-rq lml call d=2 n=300
-deep_residual half fixed d=2 n=300
-matern12_ard loo fixed d=2 n=120
-additive lml call d=8 n=120
-matern12_ard lml call d=2 n=20 repeated inputs
-matern32 loo fixed d=2 n=20 repeated
-nested half call d=2 n=20 repeated
-deep_residual folds fixed d=2 n=20 repeated
-rq_ard lml posterior d=2 n=20 repeated inputs
-rbf_ard lml fixed d=2 n=20 far
-matern12 half call d=8 n=20 far
-periodic lml call d=1 n=20 far inputs
-additive lml call d=8 n=15 inputs
-nested folds fixed d=2 n=120 priors noise=0.2
-linear_ard loo call d=8 n=300
-features holdout call d=8 n=120
-rbf_of_tasks lml fixed d=2 n=120
-rbf_ard gpytorch fixed d=2 n=20 priors
-matern52_ard gpytorch fixed d=8 n=30
-deep gpytorch fixed d=2 n=20
-rbf_ard gpytorch fixed d=2 n=14 batch=3 priors
-rbf_ard lml call d=2 n=14 batch=3 priors inputs
-rbf_ard half fixed d=2 n=14 batch=3 priors
-matern52_ard loo call d=8 n=12 batch=2
-matern32 folds fixed d=1 n=15 batch=4
-rq_ard default call d=2 n=13 batch=3 mean=linear
-spectral_mixture lml fixed d=1 n=12 batch=2
-linear_and_rbf groups call d=2 n=12 batch=3
-periodic lml fixed d=1 n=12 batch=3 priors
-nested lml call d=2 n=12 batch=2
-linear_ard lml call d=2 n=12 batch=3
-cosine orderings call d=1 n=12 batch=2 mean=zero
-constrained lml fixed d=2 n=12 batch=3
-rbf_ard lml fixed d=2 n=9 batch=17
-rbf_of_tasks half call d=2 n=12 batch=2
-rbf_of_tasks lml fixed d=2 n=12 batch=3 priors
-rbf_ard loo call d=2 n=16 batch=3 nan
-matern52 lml fixed d=2 n=16 batch=3 nan priors
-rq default call d=2 n=16 batch=3 nan
-rbf lml call d=2 n=12 batch=3 fixed_noise
-rbf_ard lml call d=2 n=14 batch=3 shared inputs
-rbf_ard lml fixed d=2 n=14 batch=3 shared priors
-matern52_ard half fixed d=2 n=14 batch=3 shared
-deep half call d=2 n=14 batch=3 shared inputs
-deep_residual lml fixed d=2 n=14 batch=3 shared mean=network
-cosine_similarity lml call d=2 n=12 batch=3 shared
-joint_spectral_mixture loo call d=2 n=12 batch=3 shared
-features lml call d=2 n=12 batch=3 shared
-rbf_ard lml call d=2 n=14 targets=4
-rbf_ard loo call d=2 n=14 targets=4 inputs
-rq half fixed d=2 n=14 targets=4
-rq half custom d=2 n=14 targets=4 priors
-deep folds call d=2 n=14 targets=3
-matern52 lml fixed d=1 n=14 targets=3
-linear_ard lml call d=2 n=14 targets=3
-rbf_ard lml call d=2 n=14 targets=3 nan
-multitask lml call d=2 n=12 inputs
-multitask half call d=1 n=10
-multitask loo fixed d=2 n=12
-multitask folds custom d=8 n=11
-multitask lml fixed d=2 n=12 mean=linear
-multitask lml call d=2 n=12 noise_rank=1
-multitask holdout call d=2 n=12 nan
-multitask lml call d=2 n=40
-kronecker_multi_task lml call d=2 n=12
-kronecker_multi_task default fixed d=2 n=12
-multi_task lml call d=2 n=18
-multi_task loo fixed d=2 n=18
-multi_task default custom d=2 n=18
-single_task lml call d=2 n=20 inputs
-single_task lml fixed d=8 n=30
-single_task half fixed d=2 n=20
-single_task loo call d=2 n=20 priors
-single_task default call d=2 n=20
-single_task default fixed d=2 n=20
-single_task folds custom d=8 n=25 fixed_noise
-single_task lml fixed d=2 n=20 fixed_noise
-single_task lml call d=2 n=15 outputs=2
-single_task lml fixed d=2 n=15 outputs=2
-single_task gpytorch fixed d=2 n=20
-single_task lml fixed d=2 n=20 kernel=deep_residual
-single_task half call d=2 n=20 kernel=rq_ard inputs
-regression_rbf lml call d=2 n=20 inputs
-regression_matern lml fixed d=8 n=40
-regression_matern default call d=2 n=20
-regression_rq loo fixed d=2 n=20 mean=zero
-regression_rq half fixed d=2 n=60 priors
-regression_spectral_mixture lml call d=1 n=20
-regression_spectral_mixture half fixed d=2 n=20 mean=mlp
-regression_deep default call d=2 n=25
-regression_deep lml fixed d=2 n=25
-regression_deep folds custom d=8 n=25
-regression_deep_bottleneck half call d=2 n=25 inputs
-regression_deep_bottleneck default fixed d=2 n=25 mean=mlp
-regression_matern lml fixed d=2 n=14 batch=3 priors
-regression_deep_bottleneck lml call d=2 n=14 batch=2
-regression_matern lml call d=2 n=20 nan raw
-regression_rbf orderings fixed d=2 n=20 nan
-regression_rbf lml fixed d=2 n=20 fixed_noise
-linear_model_identity lml call d=2 n=30 inputs
-linear_model_identity loo fixed d=2 n=20 each
-linear_model_polynomial lml call d=2 n=20 each
-linear_model_polynomial orderings fixed d=2 n=30
-linear_model_fourier half call d=1 n=20
-linear_model_random default call d=2 n=30 inputs
-linear_model_random lml fixed d=8 n=60 each
-linear_model_random folds custom d=2 n=30 mean=linear nan
-linear_model_many lml call d=2 n=30
-linear_model_many loo fixed d=2 n=30
-plain_list lml call d=2 n=20
-plain_list default call d=2 n=20
-plain_list default custom d=2 n=20
-plain_list half fixed d=2 n=20 priors
-single_task_list lml call d=2 n=20
-single_task_list default fixed d=2 n=20
-rbf_ard half call d=2 n=40 cg=0
-matern52_ard holdout call d=2 n=40 cg=5
-rq half fixed d=2 n=40 cg=5 priors
-deep_residual holdout call d=2 n=40 cg=5
-additive half fixed d=8 n=40 cg=10
-rbf_ard half call d=2 n=20 batch=2 cg=0
-matern32_ard folds call d=2 n=30 cg=5 inputs
-linear_and_rbf folds call d=2 n=30 cg=5
-rbf_ard lml loo d=2 n=20 priors
-nested lml loo d=2 n=20
-linear_ard lml loo d=2 n=20
-multitask lml loo d=2 n=10
-deep lml loo d=2 n=20
-matern52_ard lml loo d=2 n=14 batch=3
-rbf_ard lml sequential d=2 n=20
-rq lml sequential d=2 n=20 batch=2
-linear_ard lml sequential d=2 n=20
-linear_model_random lml sequential d=2 n=20
-deep_residual lml sequential d=2 n=20
-matern52_ard lml posterior d=2 n=30 inputs
-nested lml posterior d=2 n=30 inputs marginal
-deep lml posterior d=2 n=30 noise=0.2
-rbf_ard lml posterior d=2 n=14 batch=3
-rbf_ard lml posterior d=2 n=20 nan
-linear_ard lml posterior d=2 n=20
-rq lml posterior d=2 n=20 alpha=10000 marginal
-regression_matern lml predict d=2 n=30 inputs
-regression_rq lml predict d=8 n=30
-regression_deep lml predict d=2 n=30 inputs
-regression_matern lml predict d=2 n=14 batch=3
-regression_spectral_mixture lml predict d=1 n=20 nan
-linear_model_random lml predict d=2 n=30 inputs
-linear_model_many lml predict d=2 n=30
-single_task lml posterior d=2 n=20 inputs
-transfer_cosine lml tasks d=5 n=12 ways=3
-transfer_batch_norm_cosine half tasks d=5 n=12 ways=3
-transfer_rbf half tasks d=5 n=12
-transfer_polynomial default tasks d=5 n=12 ways=2
-transfer_spectral_mixture lml tasks d=5 n=12
-transfer_linear lml tasks d=5 n=12 ways=3
-transfer_matern holdout tasks d=5 n=12
-"""
-
 
 def _number(text: str) -> Any:
     for kind in (int, float):
@@ -427,11 +101,12 @@ def _parse(line: str) -> dict[str, Any]:
     return {"model": model, "objective": objective, "by": by, **numbers}
 
 
-def _name(line: str) -> str:
-    return "-".join(line.replace("=", "").split())
+def read() -> dict[str, dict[str, Any]]:
+    """The stored record: for each case its tensors, and how far float32 was from them."""
+    return json.loads(FILE.read_text())
 
 
-CASES = {_name(line): _parse(line) for line in TABLE.split("\n") if line}
+CASES = {line: _parse(line) for line in read()}
 
 
 def exact(values: Tensor) -> Tensor:
@@ -982,11 +657,6 @@ def differences(result: dict[str, Tensor], stored: list[list[float]]) -> dict[st
     }
 
 
-def read() -> dict[str, dict[str, Any]]:
-    """The stored record: for each case its tensors, and how far float32 was from them."""
-    return json.loads(FILE.read_text())
-
-
 def tolerance(case: dict[str, Any]) -> float:
     """How near values in float64 have to be."""
     return ITERATIVE if "cg" in case else FLOAT64
@@ -1005,11 +675,11 @@ def _entry(case: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Writes the record anew, a line for each case, and prints what changes."""
-    old = read() if FILE.exists() else {}
+    old = read()
     lines = []
     for name, case in CASES.items():
         entry = _entry(case)
-        if name not in old:
+        if old[name] is None:
             print(f"{name}: new")
         elif (change := max(differences(evaluate(case), old[name]["tensors"]).values())) > (
             tolerance(case)

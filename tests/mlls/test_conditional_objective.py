@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
+import subprocess
+import sys
 
 import gpytorch
 import pytest
 import torch
-from objective_cases import STRATEGIES, data, dense, gradients_of, make
+from objective_cases import STRATEGIES, MultitaskModel, data, dense, gradients_of, make
 
+import gpclml
 import reference
 from gpclml.conditioning import (
     HeldOut,
@@ -24,6 +28,7 @@ from gpclml.errors import (
     UnsupportedError,
 )
 from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.models import GPRegression
 
 
 @pytest.mark.parametrize("conditioning", STRATEGIES, ids=repr)
@@ -42,36 +47,9 @@ def test_value_and_gradient_match_the_definition(conditioning):
         torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
-@pytest.mark.parametrize("priors", [False, True])
-def test_no_conditioning_is_the_log_marginal_likelihood(batch, priors):
-    x, y = data(batch=batch)
-    model, likelihood = make(x, y, batch, priors)
-    ours = ConditionalMarginalLogLikelihood(likelihood, model, LastPoints(m=0))(model(x), y)
-    upstream = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)(model(x), y)
-    assert ours.shape == torch.Size(batch)
-    torch.testing.assert_close(ours, upstream, rtol=1e-9, atol=1e-9)
-    pairs = zip(gradients_of(ours, model), gradients_of(upstream, model), strict=True)
-    for one, other in pairs:
-        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8)
-
-
-@pytest.mark.parametrize("batch", [(), (3,)])
-@pytest.mark.parametrize("priors", [False, True])
-def test_leave_one_out_is_gpytorchs(batch, priors):
-    x, y = data(batch=batch)
-    model, likelihood = make(x, y, batch, priors)
-    ours = ConditionalMarginalLogLikelihood(likelihood, model, LeaveOneOut())(model(x), y)
-    upstream = gpytorch.mlls.LeaveOneOutPseudoLikelihood(likelihood, model)(model(x), y)
-    torch.testing.assert_close(ours, upstream, rtol=1e-9, atol=1e-9)
-    pairs = zip(gradients_of(ours, model), gradients_of(upstream, model), strict=True)
-    for one, other in pairs:
-        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8)
-
-
 @pytest.mark.parametrize("conditioning", STRATEGIES, ids=repr)
-@pytest.mark.parametrize("batch", [(4,), (2, 3)])
-def test_batch_is_a_stack_of_singles(conditioning, batch):
+def test_batch_is_a_stack_of_singles(conditioning):
+    batch = (2, 3)
     x, y = data(batch=batch)
     model, likelihood = make(x, y, batch, priors=True)
     for parameter in model.parameters():
@@ -86,8 +64,8 @@ def test_batch_is_a_stack_of_singles(conditioning, batch):
         torch.testing.assert_close(value[i], alone)
 
 
-@pytest.mark.parametrize("batch", [(3,), (2, 3), (3, 3)])
-def test_the_prior_of_a_shared_ard_kernel_counts_whole_in_every_member(batch):
+def test_the_prior_of_a_shared_ard_kernel_counts_whole_in_every_member():
+    batch = (3, 3)
     x, y = data(d=3, batch=batch)
     model, likelihood = make(x, y, (), priors=True)
     plain, plain_likelihood = make(x, y, ())
@@ -101,6 +79,35 @@ def test_the_prior_of_a_shared_ard_kernel_counts_whole_in_every_member(batch):
     torch.testing.assert_close(
         with_priors - without, (expected / y.shape[-1]).expand(batch), rtol=1e-8, atol=1e-8
     )
+
+
+NAMES = ["ExactMarginalLogLikelihood", "LeaveOneOutPseudoLikelihood"]
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("name", NAMES)
+def test_objectives_by_gpytorchs_names_are_gpytorchs(name, batch):
+    x, y = data(batch=batch)
+    model, likelihood = make(x, y, batch, priors=True)
+    kinds = [getattr(package, name) for package in (gpclml, gpytorch.mlls)]
+    ours, upstream = (kind(likelihood, model)(model(x), y) for kind in kinds)
+    assert ours.shape == torch.Size(batch)
+    torch.testing.assert_close(ours, upstream, rtol=1e-9, atol=1e-9)
+    pairs = zip(gradients_of(ours, model), gradients_of(upstream, model), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8)
+    ours, theirs = (list(inspect.signature(kind.__init__).parameters) for kind in kinds)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("conditioning", [None, KFold(10), RandomHoldout(0.5)], ids=repr)
+def test_tiny_data(conditioning):
+    for n in (1, 2, 3):
+        x, y = data(n=n)
+        model, likelihood = make(x, y)
+        mll = ConditionalMarginalLogLikelihood(likelihood, model, conditioning)
+        assert torch.isfinite(mll(model(x), y))
+        assert torch.isfinite(mll.compute_custom_loss())
 
 
 class _AddedLoss(gpytorch.mlls.AddedLossTerm):
@@ -137,6 +144,7 @@ def test_fixed_noise():
 def test_default_redraws_in_a_loop_and_is_fixed_for_a_line_search():
     x, y = data(n=40)
     model, likelihood = make(x, y)
+    state = torch.get_rng_state()
     mll = ConditionalMarginalLogLikelihood(likelihood, model)
     values = torch.stack([mll(model(x), y) for _ in range(6)])
     assert values.unique().numel() == 6
@@ -149,15 +157,6 @@ def test_default_redraws_in_a_loop_and_is_fixed_for_a_line_search():
     folds = KFold(10).held_out(40, torch.Generator().manual_seed(0))
     fixed = ConditionalMarginalLogLikelihood(likelihood, model, HeldOut(*torch.cat(folds)))
     torch.testing.assert_close(losses[0], -fixed(model(x), y))
-
-
-def test_global_random_state_is_untouched():
-    x, y = data()
-    model, likelihood = make(x, y)
-    state = torch.get_rng_state()
-    mll = ConditionalMarginalLogLikelihood(likelihood, model)
-    mll(model(x), y)
-    mll.compute_custom_loss()
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -183,34 +182,6 @@ def test_float32_is_close_to_float64():
             values.append(value.detach().double())
     single, double = torch.stack(values).view(2, -1)
     torch.testing.assert_close(single, double, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_device_gives_the_same_value_and_gradient(device, dtype):
-    results = []
-    for place in (torch.device("cpu"), device):
-        x, y = (t.to(place) for t in data(n=60, dtype=dtype))
-        model, likelihood = make(x, y)
-        for conditioning in (None, *STRATEGIES):
-            value = ConditionalMarginalLogLikelihood(likelihood, model, conditioning)(model(x), y)
-            assert value.device.type == place.type
-            gradients = [g.cpu().flatten() for g in gradients_of(value, model)]
-            results.append(torch.cat([value.detach().cpu().view(1), *gradients]))
-    half = len(results) // 2
-    tolerance = (
-        {"rtol": 1e-8, "atol": 1e-8} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-3}
-    )
-    torch.testing.assert_close(results[:half], results[half:], **tolerance)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_tiny_data(n):
-    x, y = data(n=n)
-    model, likelihood = make(x, y)
-    for conditioning in (None, KFold(10), LeaveOneOut(), RandomHoldout(0.5), LastPoints(0)):
-        mll = ConditionalMarginalLogLikelihood(likelihood, model, conditioning)
-        assert torch.isfinite(mll(model(x), y))
-        assert torch.isfinite(mll.compute_custom_loss())
 
 
 def test_settings_of_others_do_not_matter():
@@ -295,3 +266,124 @@ def test_conditioning_that_does_not_fit_the_data(conditioning):
     mll = ConditionalMarginalLogLikelihood(likelihood, model, conditioning)
     with pytest.raises(ArgumentError):
         mll(model(x), y)
+
+
+# --- several tasks, and missing targets ---
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_multitask_holds_out_rows_with_all_their_tasks(interleaved):
+    x, _ = data(n=7, d=1)
+    y = torch.cat([torch.sin(5 * x), torch.cos(5 * x), x], dim=-1)
+    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(num_tasks=3).double()
+    model = MultitaskModel(x, y, likelihood).double()
+    output = likelihood(model(x))
+    K = output.lazy_covariance_matrix.to_dense()
+    r = (y - output.mean).flatten()
+    rows = torch.tensor([4, 1])
+    flat = (rows[:, None] * 3 + torch.arange(3)).flatten()
+    expected = reference.conditional_log_density(K, r, flat) / 6
+    if not interleaved:
+        # Task noises differ by task: the same covariance in the other order.
+        state = model.state_dict()
+        model = MultitaskModel(x, y, likelihood, interleaved=False).double()
+        model.load_state_dict(state)
+    mll = ConditionalMarginalLogLikelihood(likelihood, model, HeldOut(rows))
+    torch.testing.assert_close(mll(model(x), y), expected)
+    folds = ConditionalMarginalLogLikelihood(likelihood, model, KFold(3))
+    assert folds(model(x), y).shape == ()
+
+
+@pytest.mark.parametrize("conditioning", STRATEGIES[:4], ids=repr)
+def test_missing_targets_leave_value_and_count(conditioning):
+    x, y = data()
+    y[3] = y[10] = float("nan")
+    keep = ~y.isnan()
+    model, likelihood = make(x, y)
+    complete, _ = make(x[keep], y[keep], likelihood=likelihood)
+    complete.load_state_dict(model.state_dict())
+    with gpytorch.settings.observation_nan_policy("mask"):
+        mll = ConditionalMarginalLogLikelihood(likelihood, model, conditioning)
+        value = mll(model(x), y)
+        gradients = gradients_of(value, model)
+    mll = ConditionalMarginalLogLikelihood(likelihood, complete, conditioning)
+    expected = mll(complete(x[keep]), y[keep])
+    torch.testing.assert_close(value, expected)
+    for one, other in zip(gradients, gradients_of(expected, complete), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_missing_targets_of_one_batch_member_do_not_touch_the_others():
+    x, y = data(batch=(2,))
+    y[1, 4] = float("nan")
+    model, likelihood = make(x, y, (2,), priors=True)
+    with gpytorch.settings.observation_nan_policy("mask"):
+        mll = ConditionalMarginalLogLikelihood(likelihood, model, LeaveOneOut())
+        value = mll(model(x), y)
+    for i in range(2):
+        keep = ~y[i].isnan()
+        one, one_likelihood = make(x[i][keep], y[i][keep], priors=True)
+        mll = ConditionalMarginalLogLikelihood(one_likelihood, one, LeaveOneOut())
+        torch.testing.assert_close(value[i], mll(one(x[i][keep]), y[i][keep]))
+
+
+@pytest.mark.parametrize(("some", "noises"), [(1, True), (3, False)])
+def test_missing_tasks_of_a_row(noises, some):
+    x, _ = data(n=6, d=1)
+    y = torch.cat([torch.sin(5 * x), torch.cos(5 * x)], dim=-1)
+    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(2, has_task_noise=noises).double()
+    model = MultitaskModel(x, y, likelihood).double()
+    output = likelihood(model(x))
+    K, r = output.lazy_covariance_matrix.to_dense(), (y - output.mean).flatten()
+    y[2, 0] = y[5, 0] = y[5, 1] = float("nan")
+    observed = torch.tensor([i for i in range(12) if i not in (4, 10, 11)])
+    K, r = K[observed][:, observed], r[observed]
+    # Row 2 keeps task 1 (flat 5, now at 4); row 5 is gone whole.
+    rows = [[0, 2, 5], [1], [3, 4]][:some]
+    blocks = [torch.tensor(one) for one in ([0, 1, 4], [2, 3], [5, 6, 7, 8])][:some]
+    expected = sum(reference.conditional_log_density(K, r, block) for block in blocks)
+    expected = expected / sum(map(len, blocks))
+    with gpytorch.settings.observation_nan_policy("mask"):
+        mll = ConditionalMarginalLogLikelihood(likelihood, model, HeldOut(*rows))
+        value = mll(model(x), y)
+    torch.testing.assert_close(value, expected)
+    gradients = gradients_of(value, model), gradients_of(expected, model)
+    torch.testing.assert_close(*gradients)
+
+
+# --- dtypes and devices that do not go together ---
+
+# What is moved where, and what is named. "meta" stands for a device that is another one.
+MIXED = {
+    "single target": (lambda m: None, torch.float32, r"target: got torch.float32 on cpu, expected"),
+    "counts": (lambda m: None, torch.int64, "target: got torch.int64"),
+    "target elsewhere": (lambda m: None, "meta", "target: got torch.float64 on meta"),
+    "single likelihood": (lambda m: m.likelihood.float(), None, "likelihood.noise_covar.raw_noise"),
+    "likelihood elsewhere": (lambda m: m.likelihood.to("meta"), None, "likelihood.noise_covar"),
+    "single mean": (lambda m: m.mean_module.float(), None, "expected torch.float32"),
+    "kernel elsewhere": (lambda m: m.covar_module.to("meta"), None, r"kernel\.raw_outputscale"),
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_what_is_mixed_is_named(case):
+    move, place, message = MIXED[case]
+    x = torch.rand(30, 2, dtype=torch.float64)
+    model = GPRegression(x, x.sum(-1)).train()
+    move(model)
+    target = model.train_targets if place is None else model.train_targets.to(place)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, RandomHoldout(0.2))
+    with pytest.raises(ArgumentError, match=message), gpytorch.settings.debug(False):
+        mll(model(x), target)
+
+
+def test_neither_networks_nor_tables_are_imported_for_it():
+    code = """
+import sys
+from gpclml import ConditionalMarginalLogLikelihood
+for room in ("curvature", "kernels", "models", "tables"):
+    assert f"gpclml.{room}" not in sys.modules, room
+ours = [name for name in sys.modules if name.partition(".")[0] == "gpclml"]
+assert len(ours) < 36, ours
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

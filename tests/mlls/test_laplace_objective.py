@@ -8,6 +8,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, SoftmaxLikelihood
+from gpytorch.priors import GammaPrior, NormalPrior
 
 import reference
 from gpclml.curvature import (
@@ -181,7 +182,7 @@ def test_columns_of_a_softmax_are_a_bound():
 
 
 def ratio_of(mll, x, target):
-    return float(mll.evidence_at(mll.model(x), target).log_det_ratio().detach())
+    return float(mll.evidence_of(x, target).log_det_ratio().detach())
 
 
 def test_single_outputs_of_a_softmax_are_no_proven_bound():
@@ -210,8 +211,9 @@ class Tied(torch.nn.Module):
 
 
 @pytest.mark.parametrize("structure", [Full(), FunctionSpace(), Kronecker(), Diagonal()])
-@pytest.mark.parametrize("outputs", ["all", "single", "column"])
-@pytest.mark.parametrize("hessian", ["ggn", "ef"])
+@pytest.mark.parametrize(
+    ("outputs", "hessian"), [("all", "ggn"), ("single", "ggn"), ("column", "ggn"), ("all", "ef")]
+)
 def test_gradients_in_hyperparameters_and_an_augmentation(structure, outputs, hessian):
     mll, x, target = objective("gaussian of two", structure, hessian=hessian)
     weights = [p.detach().clone() for p in mll.model.network.parameters()]
@@ -248,7 +250,7 @@ def test_gradients_in_hyperparameters_and_an_augmentation(structure, outputs, he
 @pytest.mark.parametrize("hessian", ["ggn", "ef"])
 def test_hyperparameters_move_on_one_curvature(case, hessian):
     mll, x, target = objective(case, Full("parameters"), hessian=hessian)
-    evidence = mll.evidence_at(mll.model(x), target)
+    evidence = mll.evidence_of(x, target)
     with torch.no_grad():
         mll.model.prior.log_precision.add_(0.5)
         for parameter in mll.likelihood.parameters():
@@ -256,7 +258,7 @@ def test_hyperparameters_move_on_one_curvature(case, hessian):
     mll.temperature = 0.6
     torch.testing.assert_close(evidence(), mll(mll.model(x), target))
     parts = zip(x.split([5, 4, 3]), target.split([5, 4, 3]), strict=True)
-    first, *rest = (mll.evidence_at(mll.model(a), b) for a, b in parts)
+    first, *rest = (mll.evidence_of(a, b) for a, b in parts)
     torch.testing.assert_close(sum(rest, first)(), evidence())
 
 
@@ -274,44 +276,15 @@ def test_the_sum_of_parts_is_the_evidence_of_all(structure):
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda mll: {"num_data": 30}, "another num_data: 30, expected the same, 12"),
-        (lambda mll: {"temperature": 2.0}, r"another temperature: 2\.0, expected the same, 1\.0"),
-        (lambda mll: {"hessian": "ef"}, "another hessian: 'ef', expected the same, 'ggn'"),
-        (lambda mll: {"curvature": Diagonal()}, r"another curvature: Diagonal\(\)"),
-        (lambda mll: {"likelihood": gaussian()}, "another likelihood, expected the same"),
-        (
-            lambda mll: {"model": LinearizedNetwork(mll.model.network)},
-            "another prior, expected the same",
-        ),
-        (
-            lambda mll: {"model": LinearizedNetwork(network(1))},
-            "another network, expected the same",
-        ),
-        (lambda mll: {"outputs": "column"}, "another outputs: 'column', expected the same, 'all'"),
-    ],
-)
-def test_parts_of_different_objectives_are_not_added_up(change, text):
-    mll, x, target = objective("gaussian")
-    given = {
-        "likelihood": mll.likelihood, "model": mll.model, "num_data": N, "curvature": Full(),
-    }  # fmt: skip
-    alike = LaplaceMarginalLogLikelihood(**given)
-    other = LaplaceMarginalLogLikelihood(**given | change(mll))
-    one, same, unlike = (
-        each.evidence_of(x[rows], target[rows])
-        for each, rows in ((mll, slice(0, 5)), (alike, slice(5, N)), (other, slice(5, N)))
-    )
-    torch.testing.assert_close((one + same)(), mll.evidence_of(x, target)())
-    with pytest.raises(ArgumentError, match=text):
-        one + unlike
-
-
 def test_more_points_than_there_are_and_other_things_are_not_added_up():
     mll, x, target = objective("gaussian")
     all_of_them = mll.evidence_of(x, target)
+    other = objective("gaussian")[0].evidence_of(x[:3], target[:3])
+    with pytest.raises(ArgumentError, match="Add up batches of one objective"):
+        mll.evidence_of(x[3:], target[3:]) + other
+    single = objective("softmax", outputs="single")[0].evidence_of(*objective("softmax")[1:])
+    with pytest.raises(UnsupportedError, match="Average the values"):
+        single + single
     with pytest.raises(ArgumentError, match="15 points together, expected at most num_data = 12"):
         all_of_them + mll.evidence_of(x[:3], target[:3])
     for other in (1, 0.5, None):
@@ -319,13 +292,6 @@ def test_more_points_than_there_are_and_other_things_are_not_added_up():
             other + all_of_them
         with pytest.raises(TypeError):
             all_of_them + other
-
-
-def test_batches_of_single_outputs_are_not_added_up():
-    mll, x, target = objective("softmax", outputs="single")
-    evidence = mll.evidence_at(mll.model(x), target)
-    with pytest.raises(UnsupportedError, match="Average the values"):
-        evidence + evidence
 
 
 @pytest.mark.parametrize("structure", [Full(), Kronecker()])
@@ -338,22 +304,15 @@ def test_weights_are_trained_on_the_log_joint(structure):
         torch.testing.assert_close(one, two)
 
 
-def test_precisions_by_network_layer_and_parameter():
-    net = network()
-    counts = {
-        by: len(GaussianWeightPrior(net, by).groups) for by in ("network", "layer", "parameter")
-    }
-    assert counts == {"network": 1, "layer": 2, "parameter": 4}
-    assert set(GaussianWeightPrior(net).precisions()) == {n for n, _ in net.named_parameters()}
-    with pytest.raises(UnknownNameError, match="by"):
-        GaussianWeightPrior(net, "layers")
-    with pytest.raises(ArgumentError, match="precision"):
-        GaussianWeightPrior(net, precision=0.0)
-    with pytest.raises(ArgumentError, match="trainable"):
-        GaussianWeightPrior(torch.nn.Identity())
-
-
 def test_bad_input():
+    for options, error, text in (
+        ({"num_data": 0}, ArgumentError, "num_data"),
+        ({"hessian": "fisher"}, UnknownNameError, "hessian"),
+        ({"temperature": 0.0}, ArgumentError, "temperature"),
+        ({"temperature": torch.ones(3)}, ShapeError, "temperature"),
+    ):
+        with pytest.raises(error, match=text):
+            objective("softmax", **options)
     mll, x, target = objective("softmax")
     with pytest.raises(ArgumentError, match="24 points, expected at most num_data = 12"):
         mll(mll.model(x.repeat(2, 1)), target.repeat(2))
@@ -374,21 +333,6 @@ def test_bad_input():
         flat(x)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"num_data": 0}, ArgumentError, "num_data"),
-        ({"hessian": "fisher"}, UnknownNameError, "hessian"),
-        ({"outputs": "one"}, UnknownNameError, "outputs"),
-        ({"temperature": 0.0}, ArgumentError, "temperature"),
-        ({"temperature": torch.ones(3)}, ShapeError, "temperature"),
-    ],
-)
-def test_bad_options(options, error, text):
-    with pytest.raises(error, match=text):
-        objective("softmax", **options)
-
-
 def test_other_likelihoods_and_models():
     model = LinearizedNetwork(network())
     with pytest.raises(UnsupportedError, match="BetaLikelihood"):
@@ -400,12 +344,11 @@ def test_other_likelihoods_and_models():
         LaplaceMarginalLogLikelihood(softmax(), network(), N)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_targets_that_are_not_finite_are_refused(bad):
+def test_targets_that_are_not_finite_are_refused():
     model = LinearizedNetwork(network(1))
     mll = LaplaceMarginalLogLikelihood(gaussian(), model, 6, Full())
     x, target = drawn(6, 2), drawn(6, seed=1)
-    target[2] = bad
+    target[2] = math.nan
     for value in (lambda: mll(model(x), target), lambda: mll.log_joint(model(x), target)):
         with pytest.raises(
             NonFiniteError, match=r"target: got 1 of 6 values not finite.*leave points"
@@ -444,3 +387,38 @@ def test_weights_that_changed_after_the_curvature_was_computed():
     weights[0].data = weights[0].data.clone()
     with pytest.raises(ArgumentError, match="changed after its curvature"):
         again()
+
+
+def test_registered_priors_count_and_those_of_weights_are_refused():
+    torch.manual_seed(0)
+    x, y = torch.randn(20, 2).double(), torch.randn(20).double()
+    network = torch.nn.Linear(2, 1).double()
+    values, joints = [], []
+    prior = GammaPrior(2.0, 3.0)
+    for noise_prior in (None, prior):
+        likelihood = GaussianLikelihood(noise_prior=noise_prior).double()
+        mll = LaplaceMarginalLogLikelihood(likelihood, LinearizedNetwork(network), 20)
+        values.append(mll(mll.model(x), y))
+        joints.append(mll.log_joint(mll.model(x), y))
+    expected = prior.log_prob(likelihood.noise).sum() / 20
+    torch.testing.assert_close(values[1] - values[0], expected)
+    torch.testing.assert_close(joints[1] - joints[0], expected)
+    mll.model.register_prior("p", NormalPrior(0.0, 1.0), lambda m: m.prior.log_precision)
+    more = mll(mll.model(x), y) - values[1]
+    normal = NormalPrior(0.0, 1.0).log_prob(mll.model.prior.log_precision).sum() / 20
+    torch.testing.assert_close(more, normal.to(more))
+
+    class Weights(gpytorch.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_parameter("weight", torch.nn.Parameter(torch.ones(2, 1)))
+            self.register_prior("of_weight", NormalPrior(0.0, 1.0), "weight")
+
+        def forward(self, x):
+            return x @ self.weight
+
+    mll = LaplaceMarginalLogLikelihood(
+        GaussianLikelihood(), LinearizedNetwork(Weights()), 20, Full()
+    )
+    with pytest.raises(UnsupportedError, match=r"a prior of weights, network.of_weight"):
+        mll(mll.model(x.float()), y.float())

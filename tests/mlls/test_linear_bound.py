@@ -9,7 +9,6 @@ import pytest
 import torch
 from gpytorch.priors import GammaPrior
 
-import gpclml._utils.environment
 from gpclml.errors import (
     ArgumentError,
     ModelModeError,
@@ -68,7 +67,7 @@ def dense_evidence(model):
     return torch.distributions.MultivariateNormal(torch.zeros_like(y), K).log_prob(y)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.25, 4.0])
+@pytest.mark.parametrize("temperature", [0.25, 4.0])
 @pytest.mark.parametrize(("n", "R"), SHAPES)
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
 def test_value_is_its_definition(family, n, R, temperature):
@@ -77,11 +76,13 @@ def test_value_is_its_definition(family, n, R, temperature):
     q = mll.weights_at(mll.data_at(model(*model.train_inputs), model.train_targets))
     expected = defined_value(model, q, temperature) / n
     assert value_of(mll).item() == pytest.approx(expected.item(), abs=1e-10)
+    best = LinearEvidenceLowerBound(model.likelihood, model, family)
+    assert value_of(best) <= log_marginal_likelihood(model) / n + 1e-9
     at_one = mll.at_temperature(1.0, model(*model.train_inputs), model.train_targets)
     assert at_one.item() == pytest.approx(defined_value(model, q).item() / n, abs=1e-10)
 
 
-@pytest.mark.parametrize(("n", "R"), [*SHAPES, (40, 3), (3, 40)])
+@pytest.mark.parametrize(("n", "R"), SHAPES)
 def test_the_full_family_has_the_evidence(n, R):
     model = make(n, R)
     mll = LinearEvidenceLowerBound(model.likelihood, model, FullFamily())
@@ -93,14 +94,6 @@ def test_the_full_family_has_the_evidence(n, R):
     theirs = torch.autograd.grad(evidence, parameters)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.parametrize(("n", "R"), SHAPES)
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
-def test_no_family_exceeds_the_evidence(family, n, R):
-    model = make(n, R)
-    mll = LinearEvidenceLowerBound(model.likelihood, model, family)
-    assert value_of(mll) <= log_marginal_likelihood(model) / n + 1e-9
 
 
 @pytest.mark.parametrize(("n", "R"), SHAPES)
@@ -143,7 +136,7 @@ def test_priors_weigh_one_nth():
     model = make()
     mll = LinearEvidenceLowerBound(model.likelihood, model)
     before = value_of(mll).item()
-    prior = GammaPrior(2.0, 3.0)
+    prior = GammaPrior(2.0, 3.0).double()
     model.likelihood.register_prior("noise_prior", prior, "noise")
     added = prior.log_prob(model.noise).sum().item() / 12
     assert value_of(mll).item() - before == pytest.approx(added, abs=1e-9)
@@ -190,14 +183,6 @@ def test_nothing_of_the_size_of_features_squared(family):
     value.backward()
     assert max(sizes) <= 30 * 30_000
     assert math.isfinite(value.item())
-
-
-def test_more_features_than_memory(monkeypatch):
-    monkeypatch.setattr(gpclml._utils.environment, "available_memory", lambda device: 10_000_000)
-    model = make(4, 1000)  # prior variances that differ: the low rank needs all eigenvectors
-    mll = LinearEvidenceLowerBound(model.likelihood, model, LowRankFamily(1))
-    with pytest.raises(ArgumentError, match="one prior variance"):
-        value_of(mll)
 
 
 def test_bad_arguments():

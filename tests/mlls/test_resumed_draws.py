@@ -7,7 +7,7 @@ import pytest
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
 
-from gpclml.conditioning import RandomHoldout, RandomOrderings
+from gpclml.conditioning import RandomOrderings
 from gpclml.curvature import Full
 from gpclml.curvature.invariances import AffineAugmentation
 from gpclml.errors import ArgumentError
@@ -34,10 +34,6 @@ def of_orderings():
     return conditional(RandomOrderings(3, m=10))
 
 
-def of_a_subset():
-    return conditional(RandomHoldout(0.2, condition_on=8))
-
-
 def of_two_models():
     model = gpytorch.models.IndependentModelList(conditional().model, conditional().model)
     likelihood = gpytorch.likelihoods.LikelihoodList(*(one.likelihood for one in model.models))
@@ -62,7 +58,7 @@ def value(mll):
     return mll(mll.model(*inputs), mll.model.train_targets)
 
 
-OBJECTIVES = [conditional, of_orderings, of_a_subset, of_two_models, laplace]
+OBJECTIVES = [conditional, of_orderings, of_two_models, laplace]
 
 
 def a_training(mll, steps, optimizer_state=None):

@@ -14,7 +14,6 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.robust_relevance_pursuit_model import RobustRelevancePursuitSingleTaskGP
 from botorch.optim.closures import get_loss_closure
-from botorch.optim.fit import fit_gpytorch_mll_scipy
 from gpytorch.likelihoods import HadamardGaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior, NormalPrior
@@ -70,15 +69,14 @@ REDRAWN = [None, KFold(4), RandomOrderings(2, m=12), RandomHoldout(0.1, conditio
 
 
 @pytest.mark.parametrize("conditioning", REDRAWN, ids=repr)
-@pytest.mark.parametrize("batch", [2, 5])
-def test_every_step_on_a_batch_with_missing_targets_has_a_value(batch, conditioning):
-    x, y = data(batch=(batch,))
+def test_every_step_on_a_batch_with_missing_targets_has_a_value(conditioning):
+    x, y = data(batch=(5,))
     y[torch.rand(y.shape, generator=torch.Generator().manual_seed(1)) < 0.3] = torch.nan
     with MASK():
         mll = objective(x, y, conditioning)
-        for _ in range(60):
+        for _ in range(30):
             value = step(mll)
-            assert value.shape == (batch,)
+            assert value.shape == (5,)
             assert value.isfinite().all()
             assert all(p.grad.isfinite().all() for p in mll.parameters())
 
@@ -106,18 +104,6 @@ def test_a_member_without_held_out_targets_scores_nothing_in_that_call():
         assert 0 < nothing < 20
 
 
-def test_fixed_points_without_targets_in_a_member_are_still_refused():
-    x, y = data(batch=(2,))
-    y[0, :10] = torch.nan
-    with MASK():
-        for conditioning in (HeldOut([3, 4]), RandomHoldout(0.05, seed=1)):
-            rows = conditioning.held_out(20)[0]
-            y[0, rows] = torch.nan
-            mll = objective(x, y, conditioning)
-            with pytest.raises(ArgumentError, match="all missing in a batch member"):
-                step(mll)
-
-
 def test_which_strategies_redraw():
     random = [RandomHoldout(), KFold(), RandomOrderings(2, 1), RandomHoldout(condition_on=2)]
     assert all(strategy.redraws for strategy in random)
@@ -142,18 +128,6 @@ def test_the_loss_of_a_sum_stays_the_same():
     assert closure() == closure()
     expected = torch.stack([member.compute_custom_loss() for member in mll.mlls]).mean()
     assert closure() == expected
-
-
-def test_a_line_search_on_a_sum_reaches_the_optimum_of_its_members():
-    together, alone = two_models(), two_models()
-    mll = SumMarginalLogLikelihood(together.likelihood, together)
-    fit_gpytorch_mll_scipy(mll)
-    parts = SumMarginalLogLikelihood(alone.likelihood, alone)
-    for member in parts.mlls:
-        fit_gpytorch_mll_scipy(member)
-    mll.train(), parts.train()
-    got, wanted = mll.compute_custom_loss(), parts.compute_custom_loss()
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_sum_of_gpytorchs_objectives_is_theirs():
@@ -200,9 +174,9 @@ def test_a_batched_prior_of_a_shared_parameter_counts_once_a_member(name):
 # ---------------------------------------------------------------- eval mode
 
 
-@pytest.mark.parametrize("batch", [(), (3,)])
-@pytest.mark.parametrize("conditioning", [None, KFold(4), LastPoints(3)], ids=repr)
-def test_a_validation_step_in_eval_mode_is_gpytorchs(batch, conditioning):
+@pytest.mark.parametrize("conditioning", [None, LastPoints(3)], ids=repr)
+def test_a_validation_step_in_eval_mode_is_gpytorchs(conditioning):
+    batch = (3,)
     x, y = data(batch=batch)
     new_x, new_y = data(7, batch, seed=1)
     prior = GammaPrior(1.1, 0.5)
@@ -228,27 +202,20 @@ def test_botorchs_relevance_pursuit_finds_the_outlier():
     assert model.likelihood.noise_covar.support == [3]
 
 
-def test_a_fixed_loss_needs_train_mode():
+def test_what_is_refused():
     mll = objective(*data()).eval()
     with pytest.raises(ModelModeError, match=r"model\.train\(\)"):
         mll.compute_custom_loss()
-
-
-def test_errors_of_the_constructor_are_runtime_errors_as_gpytorchs():
-    x, y = data()
-    mll = objective(x, y)
-    bernoulli = gpytorch.likelihoods.BernoulliLikelihood()
-    for kind in (ExactMarginalLogLikelihood, ConditionalMarginalLogLikelihood):
-        with pytest.raises(RuntimeError):
-            kind(bernoulli, mll.model)
-    with pytest.raises(UnsupportedError, match="Gaussian likelihood"):
-        ConditionalMarginalLogLikelihood(bernoulli, mll.model)
-
-
-@pytest.mark.parametrize("conditioning", [0, "loo", RandomHoldout])
-def test_what_is_no_strategy_is_refused(conditioning):
-    with pytest.raises(UnsupportedError, match="conditioning"):
-        objective(*data(), conditioning)
+    with pytest.raises(RuntimeError, match="Gaussian likelihood"):  # of the type of GPyTorch's
+        ConditionalMarginalLogLikelihood(gpytorch.likelihoods.BernoulliLikelihood(), mll.model)
+    for conditioning in (0, "loo", RandomHoldout):
+        with pytest.raises(UnsupportedError, match="conditioning"):
+            objective(*data(), conditioning)
+    models = two_models()
+    with pytest.raises(UnsupportedError, match="model: got ModelListGP"):
+        ConditionalMarginalLogLikelihood(models.likelihood, models)
+    with pytest.raises(UnsupportedError, match="mll_cls: got an object of Linear"):
+        SumMarginalLogLikelihood(models.likelihood, models, torch.nn.Linear(2, 1))
 
 
 # ---------------------------------------------------------------- Hadamard multitask models
@@ -267,10 +234,9 @@ class Hadamard(gpytorch.models.ExactGP):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-@pytest.mark.parametrize("d", [1, 2])
-def test_the_fixed_loss_of_a_hadamard_model_is_the_objective(d):
+def test_the_fixed_loss_of_a_hadamard_model_is_the_objective():
     x, y = data()
-    x, i = x[:, :d], torch.arange(20).remainder(2).unsqueeze(-1)
+    x, i = x[:, :1], torch.arange(20).remainder(2).unsqueeze(-1)
     likelihood = HadamardGaussianLikelihood(num_tasks=2)
     likelihood.noise = torch.tensor([0.1, 0.7])
     model = Hadamard((x, i), y, likelihood).double().train()
@@ -366,23 +332,17 @@ def objective():
     model = GPRegression(x, x.squeeze(-1).sin())
     return ConditionalMarginalLogLikelihood(model.likelihood, model)
 before = settings()
-CALL
+fit_mll(objective(), steps=2, progress=False)
+fit_mll(objective(), 'adam', steps=2, progress=False)
+fit_batch([objective(), objective()], steps=2, progress=False)
 import sys
 assert "botorch" in sys.modules
 assert settings() == before, [k for k, v in settings().items() if before[k] != v]
 """
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "fit_mll(objective(), steps=2, progress=False)",
-        "fit_mll(objective(), 'adam', steps=2, progress=False)",
-        "fit_batch([objective(), objective()], steps=2, progress=False)",
-    ],
-)
-def test_a_fit_leaves_gpytorchs_settings_as_they_are(call):
-    subprocess.run([sys.executable, "-c", FIT.replace("CALL", call)], check=True)
+def test_fits_leave_gpytorchs_settings_as_they_are():
+    subprocess.run([sys.executable, "-c", FIT], check=True)
 
 
 def test_memory_is_asked_for_once(monkeypatch):
@@ -399,10 +359,3 @@ def test_memory_is_known_where_posix_calls_are_not(monkeypatch):
     monkeypatch.delattr("os.sysconf")
     gpclml._utils.environment._memory_of_the_machine.cache_clear()
     assert gpclml._utils.environment.available_memory(torch.device("cpu")) > 2**26
-
-
-def test_an_objective_in_the_place_of_its_class():
-    x, y = torch.rand(6, 1, dtype=torch.float64), torch.rand(6, 1, dtype=torch.float64)
-    models = ModelListGP(SingleTaskGP(x, y))
-    with pytest.raises(UnsupportedError, match="mll_cls: got an object of Linear"):
-        SumMarginalLogLikelihood(models.likelihood, models, torch.nn.Linear(2, 1))

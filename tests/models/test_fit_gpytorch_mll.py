@@ -6,10 +6,9 @@ import gpytorch
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
-from botorch.models import KroneckerMultiTaskGP, ModelListGP, MultiTaskGP, SingleTaskGP
+from botorch.models import KroneckerMultiTaskGP, MultiTaskGP, SingleTaskGP
 from botorch.models.transforms import Normalize, Standardize
 from botorch.optim.fit import fit_gpytorch_mll_torch
-from gpytorch.mlls import SumMarginalLogLikelihood
 
 from gpclml.conditioning import LeaveOneOut, RandomHoldout
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -36,20 +35,6 @@ def transformed():
     return SingleTaskGP(
         10 * x, 3 * y[:, :1] + 5, input_transform=Normalize(2), outcome_transform=Standardize(1)
     )
-
-
-def fixed_noise():
-    x, y = data()
-    return SingleTaskGP(x, y[:, :1], torch.linspace(0.01, 0.1, N).double().unsqueeze(-1))
-
-
-def two_outputs():
-    return SingleTaskGP(*data())
-
-
-def batched():
-    x, y = data()
-    return SingleTaskGP(x.expand(3, N, 2) + 0.0, torch.stack([y[:, :1], y[:, 1:], -y[:, :1]]))
 
 
 def batched_two_outputs():
@@ -91,9 +76,6 @@ def regression():
 MODELS = [
     single,
     transformed,
-    fixed_noise,
-    two_outputs,
-    batched,
     batched_two_outputs,
     multi_task,
     pytest.param(kronecker, marks=pytest.mark.slow),
@@ -130,10 +112,10 @@ def value(mll) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning")
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("make", MODELS)
-def test_four_seeds_reach_the_same_optimum(make):
+def test_two_seeds_reach_the_same_optimum(make):
     Counted.fixed = Counted.fresh = 0
     optima = []  # of fits that differ in the global seed alone
-    for seed in range(4):
+    for seed in range(2):
         torch.manual_seed(seed)
         model = make()
         mll = Counted(model.likelihood, model)
@@ -148,21 +130,6 @@ def test_four_seeds_reach_the_same_optimum(make):
     assert torch.stack(optima).std(0).max() < (1e-9 if make is kronecker else 1e-5), optima
 
 
-@pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning")
-def test_model_list_through_the_sum_of_objectives():
-    x, y = data()
-    optima = []
-    for seed in range(4):
-        torch.manual_seed(seed)
-        models = ModelListGP(SingleTaskGP(x, y[:, :1]), SingleTaskGP(x[:15], y[:15, 1:]))
-        mll = SumMarginalLogLikelihood(
-            models.likelihood, models, mll_cls=ConditionalMarginalLogLikelihood
-        )
-        fit_gpytorch_mll(mll)
-        optima.append(torch.stack([value(member) for member in mll.mlls]))
-    assert torch.stack(optima).std(0).max() < 1e-5, optima
-
-
 @pytest.mark.parametrize("conditioning", [LeaveOneOut(), RandomHoldout(0.3)], ids=repr)
 def test_a_strategy_that_is_passed_is_fixed_too(conditioning):
     model = single()
@@ -174,31 +141,8 @@ def test_a_strategy_that_is_passed_is_fixed_too(conditioning):
 
 
 def test_botorchs_torch_optimizer():
-    model = two_outputs()
+    model = SingleTaskGP(*data())
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
     before = value(mll)
     fit_gpytorch_mll(mll, optimizer=fit_gpytorch_mll_torch, optimizer_kwargs={"step_limit": 30})
     assert (value(mll) > before).all()
-
-
-def test_bare_in_a_gpytorch_loop():
-    model = plain()
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    before = value(mll)
-    for _ in range(40):
-        optimizer.zero_grad()
-        loss = -mll(model(*model.train_inputs), model.train_targets)
-        loss.backward()
-        optimizer.step()
-    assert value(mll) > before + 0.1
-
-
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-def test_the_posterior_of_a_fitted_model_is_botorchs_own():
-    model = transformed()
-    fit_gpytorch_mll(ConditionalMarginalLogLikelihood(model.likelihood, model))
-    with torch.no_grad():
-        posterior = model.posterior(torch.full((3, 2), 5.0, dtype=torch.float64))
-    assert posterior.mean.shape == (3, 1)
-    assert torch.isfinite(posterior.mean).all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -20,8 +19,7 @@ from gpytorch.kernels import (
 )
 from gpytorch.means import ConstantMean
 
-from gpclml import ConditionalMarginalLogLikelihood, LastPoints, StackedGP, fit_mll
-from gpclml.evaluation import marginal_log_predictive
+from gpclml import ConditionalMarginalLogLikelihood, LastPoints, fit_mll
 from gpclml.inference import exact_posterior
 from gpclml.kernels import DeepKernel
 from gpclml.kernels.networks import MLP
@@ -83,7 +81,7 @@ def check_same(found, expected):
     assert ((found.variance.sqrt() / deviation - 1).abs() < 0.02).all()
 
 
-CASES = [(name, ()) for name in (*KERNELS, *OTHERS)] + [(name, (3,)) for name in KERNELS]
+CASES = [(name, ()) for name in (*KERNELS, *OTHERS)] + [("matern", (3,)), ("deep", (3,))]
 
 
 @pytest.mark.parametrize(("name", "batch"), CASES)
@@ -95,17 +93,7 @@ def test_predictions_are_those_of_the_double(name, batch):
     check_same(model.posterior(x), double.posterior(x.double()))
 
 
-@pytest.mark.parametrize("n", [20, 600])
-def test_of_few_and_of_many_points(n):
-    model, double = extreme(n, "rbf")
-    x, y = smooth(17)
-    check_same(model.predict(x, marginal=True), double.predict(x.double(), marginal=True))
-    found = marginal_log_predictive(model, x, y)
-    expected = marginal_log_predictive(double, x.double(), y.double())
-    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("kernel", ["rbf", "rq", "matern"])
+@pytest.mark.parametrize("kernel", ["rbf", "rq"])
 def test_a_fit_of_a_smooth_function_in_single_precision_predicts_it(kernel):
     model = GPRegression(*smooth(60), kernel)
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
@@ -113,18 +101,6 @@ def test_a_fit_of_a_smooth_function_in_single_precision_predicts_it(kernel):
     x, _ = smooth(50)
     error = model.predict(x).mean - x.sum(-1) ** 2
     assert error.square().mean().sqrt() < 0.03  # the targets range over 3.5, their noise is .02
-
-
-def test_a_stack_predicts_the_same_in_both():
-    (x, y), (new_x, _) = smooth(40), smooth(30)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        single, double = (
-            StackedGP().fit(x.to(dtype), y.to(dtype), progress=False).predict(new_x.to(dtype))
-            for dtype in (torch.float32, torch.float64)
-        )
-    torch.testing.assert_close(single.mean.double(), double.mean.double(), rtol=0, atol=5e-3)
-    torch.testing.assert_close(single.std.double(), double.std.double(), rtol=0.05, atol=0)
 
 
 def test_gradients_reach_points_and_parameters_and_the_model_stays_single():

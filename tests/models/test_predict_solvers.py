@@ -55,17 +55,6 @@ def test_conjugate_gradients_predict_the_same(solver, observation_noise, margina
     assert model.training
 
 
-def test_nothing_is_kept_from_call_to_call():
-    x, y, points = data()
-    model = GPRegression(x, y)
-    before = model.predict(points, solver="cg")
-    model.covar_module.base_kernel.lengthscale = 0.2
-    after = model.predict(points, solver="cg")
-    with torch.no_grad():
-        torch.testing.assert_close(after.mean, model.predict(points).mean)
-    assert (after.mean - before.mean).abs().max() > 1
-
-
 def test_conjugate_gradients_where_the_factor_does_not_fit(monkeypatch):
     x, y, points = data()
     model = GPRegression(x, y)

@@ -1,18 +1,16 @@
 import warnings
 
-import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.means import LinearMean
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.utils.warnings import GPInputWarning
 
-from gpclml.errors import ArgumentError, ShapeError
+from gpclml.errors import ArgumentError
 from gpclml.inference import IterativePosterior
 from gpclml.kernels import DeepKernel
-from gpclml.kernels.networks import MLP, reset_network
+from gpclml.kernels.networks import MLP
 from gpclml.models import GPRegression, find_networks
 from regression_cases import KERNELS, lml, steps
 
@@ -28,14 +26,6 @@ def test_every_kernel_trains_in_a_plain_loop_and_predicts(kernel, train, new_x):
     assert prediction.mean.shape == (10,)
     assert prediction.variance.min() > 0
     assert 50 < prediction.mean.mean() < 300  # original units
-
-
-@pytest.mark.parametrize("mean", ["constant", "zero", "mlp"])
-def test_means(mean, train, new_x):
-    model = GPRegression(*train, mean=mean)
-    steps(model)
-    assert model.predict(new_x).mean.isfinite().all()
-    assert len(find_networks(model)) == (mean == "mlp")
 
 
 @pytest.mark.parametrize("kernel", ["rbf", "deep_bottleneck"])
@@ -62,17 +52,6 @@ def test_prediction_at_the_training_points_does_not_warn(train):
     with warnings.catch_warnings():
         warnings.simplefilter("error", GPInputWarning)
         model.predict(train[0])
-
-
-def test_prediction_does_not_depend_on_settings(train, new_x):
-    model = GPRegression(*train)
-    mean = model.predict(new_x).mean
-    with (
-        gpytorch.settings.max_cholesky_size(1),
-        gpytorch.settings.fast_pred_var(),
-        gpytorch.settings.lazily_evaluate_kernels(False),
-    ):
-        assert torch.equal(model.predict(new_x).mean, mean)
 
 
 def test_prediction_keeps_the_mode_of_every_module(train, new_x):
@@ -126,24 +105,11 @@ def test_constant_columns_duplicates_and_float32(kernel, train, new_x):
     assert prediction.variance.isfinite().all()
 
 
-def test_float32_agrees_with_float64(train, new_x):
-    for kernel in ["rbf", "deep_bottleneck"]:
-        double = GPRegression(*train, kernel=kernel)
-        single = GPRegression(train[0].float(), train[1].float(), kernel=kernel)
-        torch.testing.assert_close(lml(single).double(), lml(double), rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(
-            single.predict(new_x.float()).mean.double(),
-            double.predict(new_x).mean,
-            rtol=1e-3,
-            atol=0.1,
-        )
-
-
-@pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_one_and_two_points(kernel, n, train, new_x):
-    model = GPRegression(train[0][:n], train[1][:n], kernel=kernel)
-    assert model.predict(new_x).mean.isfinite().all()
+def test_one_and_two_points(kernel, train, new_x):
+    for n in (1, 2):
+        model = GPRegression(train[0][:n], train[1][:n], kernel=kernel)
+        assert model.predict(new_x).mean.isfinite().all()
 
 
 def test_the_seed_decides_and_the_global_rng_is_untouched(train):
@@ -154,21 +120,6 @@ def test_the_seed_decides_and_the_global_rng_is_untouched(train):
     GPRegression(*train, kernel="spectral_mixture")
     assert torch.equal(before, torch.get_rng_state())
     assert values[0] == values[1] != values[2]
-
-
-def test_networks_can_be_drawn_anew(train):
-    network = MLP([10, 4, 1])
-    kernel = DeepKernel(network, RBFKernel()) + DeepKernel(network, RBFKernel())
-    model = GPRegression(*train, kernel=kernel, mean="mlp")
-    found = find_networks(model)
-    assert found == [network, model.mean_module.network] or found == [
-        model.mean_module.network,
-        network,
-    ]
-    before = lml(model).item()
-    for item in found:
-        reset_network(item, torch.Generator().manual_seed(5))
-    assert lml(model).item() != before
 
 
 def test_given_parts_are_used_in_the_data_dtype(train, new_x):
@@ -185,7 +136,7 @@ def test_given_parts_are_used_in_the_data_dtype(train, new_x):
 
 
 @pytest.mark.parametrize("additional", [False, True])
-@pytest.mark.parametrize("count", [1, 59, 60, 61])
+@pytest.mark.parametrize("count", [1, 60])
 def test_new_points_have_no_fixed_noise_of_training_points(count, additional, train):
     likelihood = FixedNoiseGaussianLikelihood(
         torch.linspace(0.1, 1, 60, dtype=torch.float64), learn_additional_noise=additional
@@ -210,12 +161,6 @@ def test_new_points_have_no_fixed_noise_of_training_points(count, additional, tr
     torch.testing.assert_close(noisy, latent + mean * unit)
 
 
-def test_as_many_noise_variances_as_points(train, new_x):
-    model = GPRegression(*train)
-    with pytest.raises(ShapeError, match="observation_noise"):
-        model.predict(new_x, torch.ones(len(new_x) + 1, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("ard", [True, False])
 @pytest.mark.parametrize("kernel", ["rbf", "rq", "matern"])
 def test_lengthscales_start_at_the_root_of_the_number_of_columns(kernel, ard, train):
@@ -229,30 +174,11 @@ def test_lengthscales_start_at_the_root_of_the_number_of_columns(kernel, ard, tr
     torch.testing.assert_close(start, torch.full_like(start, 2.0).log())  # GPyTorch's
 
 
-def test_hyphens_in_names_are_underscores(train):
-    one, other = (GPRegression(*train, kernel=f"deep{sign}bottleneck") for sign in "_-")
-    assert one.state_dict().keys() == other.state_dict().keys()
-    assert one._config == other._config
-
-
 def test_ard_is_a_choice(train):
-    assert GPRegression(*train).covar_module.base_kernel.lengthscale.shape == (1, 10)
-    model = GPRegression(*train, ard=False)
-    assert model.covar_module.base_kernel.lengthscale.shape == (1, 1)
+    model = GPRegression(*train, kernel="deep-bottleneck", mean="mlp", ard=False)
+    assert model.covar_module.base_kernel.base_kernel.lengthscale.shape == (1, 1)
+    networks = model.covar_module.base_kernel.feature_extractor, model.mean_module.network
+    assert {*find_networks(model)} == {*networks}
     deep = GPRegression(*train, kernel="deep", num_features=3, hidden=[7], warm_start=False)
     assert find_networks(deep)[0].sizes == (10, 7, 3)
     assert deep.covar_module.base_kernel.base_kernel.kernels[0].lengthscale.shape == (1, 10)
-
-
-def test_botorch_fits_it(train):
-    from botorch.fit import fit_gpytorch_mll
-
-    model = GPRegression(*train, kernel="matern", mean="mlp")
-    before = lml(model).item()
-    fit_gpytorch_mll(
-        ExactMarginalLogLikelihood(model.likelihood, model),
-        optimizer_kwargs={"options": {"maxiter": 20}},
-    )
-    assert not model.training
-    model.train()
-    assert lml(model).item() > before

@@ -1,21 +1,18 @@
 """``GPRegression`` from arrays and data frames, and as BoTorch's models are asked."""
 
-import math
 import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from botorch.acquisition import LogExpectedImprovement
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize, Standardize
-from botorch.optim import optimize_acqf
 from botorch.posteriors import GPyTorchPosterior
 
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
-from gpclml.models import BayesianLinearModel, GPRegression
+from gpclml.models import GPRegression
 
 NAMES = ["age", "sex", "bmi"]
 
@@ -153,11 +150,6 @@ def test_bad_arrays(frame, targets, change, match):
         GPRegression(*change(frame, targets))
 
 
-def test_bayesian_linear_models_take_them_too(frame, targets):
-    model = BayesianLinearModel(frame, targets)
-    assert same(model, BayesianLinearModel(*tensors(frame, targets)))
-
-
 def single_task(model, x, y):
     """BoTorch's model of the same hyperparameters."""
     offset, scale = model.input_standardizer.offset, model.input_standardizer.scale
@@ -170,8 +162,7 @@ def single_task(model, x, y):
     return other.eval()
 
 
-@pytest.mark.parametrize("noise", [False, True])
-@pytest.mark.parametrize("shape", [(4, 3), (2, 4, 3), (5, 2, 1, 3)])
+@pytest.mark.parametrize(("shape", "noise"), [((4, 3), False), ((5, 2, 1, 3), True)])
 def test_posterior_is_botorchs(frame, targets, shape, noise):
     x, y = tensors(frame, targets)
     model = GPRegression(x, y)
@@ -222,16 +213,3 @@ def test_posterior_of_a_batch_and_transformed(diabetes):
     assert torch.equal(model.posterior(x[0, :3], [0]).mean, together.mean)
     with pytest.raises(ArgumentError, match="output_indices"):
         model.posterior(x[0, :3], output_indices=[1])
-
-
-def test_acquisition_functions_take_the_model():
-    x = torch.linspace(0, 1, 8, dtype=torch.float64).unsqueeze(-1)
-    model = GPRegression(x, 100 + 20 * torch.sin(6 * x.squeeze(-1)))
-    model.likelihood.noise = 1e-3
-    model.covar_module.base_kernel.lengthscale = 0.7
-    function = LogExpectedImprovement(model, best_f=115.0)
-    best, _ = optimize_acqf(
-        function, torch.tensor([[0.0], [1.0]], dtype=torch.float64), q=1, num_restarts=2,
-        raw_samples=8,
-    )  # fmt: skip
-    assert float(best) == pytest.approx(math.pi / 12, abs=0.05)

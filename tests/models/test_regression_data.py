@@ -104,15 +104,6 @@ def test_where_reads_wait_targets_are_compared_until_some_have_passed(train, mon
     assert len(compared) == 1
 
 
-def test_without_standardization(train, new_x):
-    x, y = (train[0] - train[0].mean(0)) / train[0].std(0), train[1] / 100
-    model = GPRegression(x, y, standardize=False)
-    assert torch.equal(model.train_targets, y)
-    assert model.target_scale == 1
-    covariance = model.covar_module(x).to_dense()
-    assert torch.equal(model(x).covariance_matrix, covariance)
-
-
 def test_missing_targets(train, new_x):
     x, y = train
     missing = y.clone()
@@ -132,21 +123,6 @@ def test_missing_targets(train, new_x):
     torch.testing.assert_close(value * 60, lml(reference) * 50)
     cold = GPRegression(x[observed], y[observed], kernel="deep", warm_start=False)
     assert lml(reference) > lml(cold)
-
-
-def test_missing_targets_of_a_batch_are_left_out_element_by_element(diabetes):
-    x, y = diabetes[0][:40].reshape(2, 20, 10), diabetes[1][:40].reshape(2, 20).clone()
-    y[0, 3] = torch.nan
-    y[1, 7:9] = torch.nan
-    prediction = GPRegression(x, y).predict(diabetes[0][60:65])
-    for i in range(2):
-        observed = ~y[i].isnan()
-        model = GPRegression(x[i], y[i])
-        alone = GPRegression(x[i][observed], y[i][observed])
-        alone.load_state_dict(model.state_dict())
-        expected = alone.predict(diabetes[0][60:65])
-        torch.testing.assert_close(prediction.mean[i], expected.mean)
-        torch.testing.assert_close(prediction.covariance_matrix[i], expected.covariance_matrix)
 
 
 X, Y = torch.zeros(5, 2) + torch.arange(5.0).unsqueeze(-1), torch.arange(5.0)

@@ -17,15 +17,6 @@ def test_mean_zero_and_deviation_one(shape, dim, dtype):
     torch.testing.assert_close(standardizer.inverse(z), values)
 
 
-def test_batch_is_the_stack_of_singles():
-    values = torch.randn(4, 50, 3, dtype=torch.float64)
-    together = Standardizer.fit(values, -2)
-    for i in range(4):
-        alone = Standardizer.fit(values[i], -2)
-        assert torch.equal(together.offset[i], alone.offset)
-        assert torch.equal(together.scale[i], alone.scale)
-
-
 def test_missing_values_are_left_out():
     values = torch.randn(50, dtype=torch.float64)
     values[::7] = torch.nan
@@ -57,19 +48,6 @@ def test_a_single_value_and_all_missing():
     assert Standardizer.fit(torch.tensor([3.0]), -1).scale == 1
     missing = Standardizer.fit(torch.tensor([torch.nan, torch.nan]), -1)
     assert (missing.offset, missing.scale) == (0, 1)
-
-
-def test_identity():
-    values = torch.randn(6, 2)
-    identity = Standardizer.identity(values, -2)
-    assert torch.equal(identity(values), values)
-    assert identity.scale.shape == Standardizer.fit(values, -2).scale.shape
-
-
-def test_buffers_are_saved_and_not_trained():
-    standardizer = Standardizer.fit(torch.randn(6, 2), -2)
-    assert set(standardizer.state_dict()) == {"offset", "scale"}
-    assert list(standardizer.parameters()) == []
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, torch.nan])

@@ -9,7 +9,7 @@ import torch
 
 from gpclml import Laplace, StackedGP
 from gpclml.fit import FitResult
-from gpclml.models import BayesianLinearModel, GPRegression
+from gpclml.models import GPRegression
 
 
 def frame():
@@ -70,11 +70,6 @@ def test_a_batch_has_a_row_for_each_element():
             assert found.loc[f"RBFKernel.lengthscale[{k}, {j}]", "original"] == pytest.approx(
                 alone[f"RBFKernel.lengthscale[{j}]"], rel=1e-5
             )
-
-
-def test_a_linear_model_is_in_the_units_of_the_data():
-    found = BayesianLinearModel(torch.rand(9, 3), torch.rand(9), noise=0.5).summary()
-    assert found.loc["GaussianLikelihood.noise"].tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_a_notebook_shows_it_escaped():

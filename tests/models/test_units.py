@@ -16,7 +16,7 @@ from gpclml.fit import fit_mll
 from gpclml.models import BayesianLinearModel, GPRegression, Standardizer
 from gpclml.tables.predictions import predicted, prediction_scores
 
-SCALES = [10.0**k for k in range(-12, 13)]
+SCALES = [10.0**k for k in range(-12, 13, 4)]
 FEW = [1e-12, 1e-6, 1e-3, 1e6, 1e12]
 TYPES = [torch.float64, torch.float32]
 
@@ -59,8 +59,7 @@ def numbers(model, x, y, scale, **options):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("marginal", [True, False])
-@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+@pytest.mark.parametrize(("marginal", "solver"), [(False, "cholesky"), (True, "cg")])
 def test_predictions_scale_with_the_targets(dtype, marginal, solver):
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -76,24 +75,6 @@ def test_predictions_scale_with_the_targets(dtype, marginal, solver):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("observation_noise", [True, False])
-def test_deviations_at_one_set_of_hyperparameters_scale_to_1e6(dtype, observation_noise):
-    """Every power of ten, both types, inputs too: deviation over scale is one number."""
-    with torch.no_grad():
-        x, y, new_x, _ = data(dtype)
-        model = with_parameters(GPRegression(x, y))
-        expected = model.predict(new_x, observation_noise, marginal=True).stddev
-        for scale in SCALES:
-            x, y, new_x, _ = data(dtype, scale)
-            model = with_parameters(GPRegression(x, y))
-            found = model.predict(new_x, observation_noise, marginal=True).stddev / scale
-            torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
-            if observation_noise:
-                found = predicted(model, new_x).std / scale
-                torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("dtype", TYPES)
 def test_predictions_do_not_depend_on_the_units_of_inputs(dtype):
     with torch.no_grad():
         x, y, new_x, _ = data(dtype)
@@ -106,10 +87,7 @@ def test_predictions_do_not_depend_on_the_units_of_inputs(dtype):
             torch.testing.assert_close(found.stddev, expected.stddev, rtol=rounding, atol=0)
 
 
-@pytest.mark.parametrize(
-    "scales", [FEW, pytest.param(SCALES, marks=pytest.mark.slow)], ids=["few", "all"]
-)
-def test_fitted_predictions_scale_with_targets_and_inputs(scales):
+def test_fitted_predictions_scale_with_targets_and_inputs():
     def fitted(scale, of_inputs):
         x, y, new_x, new_y = data(torch.float64, scale, of_inputs)
         model = GPRegression(x, y)
@@ -119,7 +97,7 @@ def test_fitted_predictions_scale_with_targets_and_inputs(scales):
         return found.mean / scale, found.std / scale, coverage
 
     mean, deviation, coverage = fitted(1.0, 1.0)
-    for scale in scales:
+    for scale in FEW:
         for of_inputs in (1.0, 1 / scale):
             of_scale = fitted(scale, of_inputs)
             torch.testing.assert_close(of_scale[0], mean, rtol=1e-6, atol=0)

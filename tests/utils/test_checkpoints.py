@@ -65,25 +65,6 @@ def test_other_files_are_told(tmp_path, name, content, match):
         read_checkpoint(tmp_path / name, "a kind")
 
 
-@pytest.mark.parametrize(
-    ("kernel", "mean", "entry"),
-    [
-        ("deep", "constant", {"hidden": [1 << 16, 1 << 16]}),
-        ("deep_bottleneck", "constant", {"num_features": 1 << 32}),
-        ("rbf", "mlp", {"hidden": [1 << 32]}),
-        ("spectral_mixture", "constant", {"num_mixtures": 1 << 32}),
-    ],
-)
-def test_models_that_ask_for_more_memory_than_their_state(tmp_path, kernel, mean, entry):
-    path = tmp_path / "a.pt"
-    save_model(path, kernel, mean)
-    content = torch.load(path, weights_only=True)
-    content["config"] |= entry
-    write_checkpoint(path, content.pop("format"), content)
-    with pytest.raises(DataError, match=r"describes a model of at least \d{10,} parameters"):
-        GPRegression.load(path)
-
-
 RESUMED = {
     "gpclml.GPRegression": GPRegression.load,
     "gpclml.OnlineFit": train_online,

@@ -39,7 +39,7 @@ from benchmarks.robustness.fuzz.objects import (
     transfer,
 )
 from gpclml.conditioning import KFold, RandomHoldout
-from gpclml.curvature import DiagonalCurvature, Full, GaussianWeightPrior
+from gpclml.curvature import Full, GaussianWeightPrior
 from gpclml.curvature.invariances import AffineAugmentation
 from gpclml.evaluation import score_models
 from gpclml.evidence.sampling import sampled_outputs
@@ -240,9 +240,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         target=mll.model.train_targets),
     ("mlls.ExactMarginalLogLikelihood", "mlls.LeaveOneOutPseudoLikelihood"): lambda: dict(
         likelihood=(model := gp()).likelihood, model=model),
-    "mlls.LaplaceEvidence": lambda: dict(
-        mll=laplace(3), mean=normal(8, 3), target=labels(),
-        curvature=DiagonalCurvature({k: p.detach() ** 2 for k, p in mlp(3).named_parameters()})),
     "mlls.LaplaceMarginalLogLikelihood": lambda: dict(
         likelihood=classes(), model=LinearizedNetwork(mlp(3)), num_data=8, curvature=Full()),
     "mlls.LaplaceMarginalLogLikelihood.forward": lambda: dict(

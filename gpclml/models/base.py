@@ -1,0 +1,136 @@
+"""The base class of models, and the networks in them."""
+
+from __future__ import annotations
+
+import html
+import itertools
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.models import ExactGP
+from torch import Tensor
+from torch.nn import Module
+
+from gpclml._utils.arguments import checked
+from gpclml.errors import MissingError, UnsupportedError
+from gpclml.kernels import DeepKernel, NetworkMean
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["RegressionGP", "find_networks"]
+
+
+@checked
+def find_networks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The networks of a model's deep kernels and network means, each once.
+
+    ``gpclml.kernels.networks.reset_network`` draws one anew, e.g. for a restart.
+
+    Args:
+        model: Any module, e.g. an ``ExactGP``.
+
+    Returns:
+        The networks, in the order of ``model.modules()``.
+    """
+    networks: dict[int, torch.nn.Module] = {}
+    for module in model.modules():
+        if isinstance(module, DeepKernel):
+            networks.setdefault(id(module.feature_extractor), module.feature_extractor)
+        elif isinstance(module, NetworkMean):
+            networks.setdefault(id(module.network), module.network)
+    return list(networks.values())
+
+
+# A checker that does not read upstream's source knows this base.
+assert issubclass(ExactGP, Module)
+
+
+class RegressionGP(ExactGP):
+    """An exact GP with ``mean_module`` and ``covar_module`` that BoTorch's optimizers fit."""
+
+    mean_module: Any
+    covar_module: Any
+
+    def __getattr__(self, name: str) -> Any:
+        """A MissingError for what acquisition functions ask BoTorch's models for."""
+        if name in ("num_outputs", "posterior"):
+            raise MissingError(
+                f"model.{name}", f"a {type(self).__name__}, which has none", "a model of BoTorch",
+                "Use GPRegression or DeepKernelGP, or call the model in eval mode.",
+            )  # fmt: skip
+        return cast(Any, super()).__getattr__(name)
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """The prior at points, ``(*batch, n, d)``."""
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
+        """The loss that BoTorch minimizes under an objective that brings none of its own."""
+        x, y = self._training_data()
+        return -cast(Tensor, mll(self(x), y, x, **kwargs))
+
+    def fantasize(
+        self, X: Tensor, sampler: Any, observation_noise: bool | Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        """Refuses what look-ahead acquisition functions, ``qKnowledgeGradient``, ask for.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        suggestion = "Take GPRegression, SingleTaskGP, or DeepKernelGP of gpclml.models.botorch."
+        raise UnsupportedError("fantasize", type(self).__name__, "a model of BoTorch", suggestion)
+
+    def summary(self) -> pandas.DataFrame:
+        """The hyperparameters, a row for each number, named by the module that has it.
+
+        Returns:
+            ``value`` as it is trained, and ``original`` in the units of the data where it has any:
+            a lengthscale in those of its column, a constant mean in those of the targets, noise and
+            the kernel's outputscale as variances. Weights of networks are counted, in one row.
+
+        Examples:
+            >>> model.summary().loc["GaussianLikelihood.noise", "original"] ** 0.5
+        """
+        import pandas
+
+        networks = [p for network in find_networks(self) for p in network.parameters()]
+        inside = {id(p) for p in networks}
+        columns = list(map(str, getattr(self, "column_names", None) or ()))
+        rows: list[tuple[str, float, float]] = []
+        for path, parameter, constraint in self.named_parameters_and_constraints():
+            if id(parameter) in inside:
+                continue
+            value = parameter.detach() if constraint is None else constraint.transform(parameter)
+            prefix, _, name = path.replace("raw_", "").rpartition(".")
+            is_noise = prefix.startswith("likelihood.")
+            owner = self.likelihood if is_noise else self.get_submodule(prefix)
+            original = self._in_original_units(path.replace("raw_", ""), value)
+            labels = [list(map(str, range(size))) for size in value.squeeze().shape]
+            if name == "lengthscale" and labels and len(labels[-1]) == len(columns):
+                labels[-1] = columns
+            numbers = zip(value.flatten().tolist(), original.flatten().tolist(), strict=True)
+            for index, pair in zip(itertools.product(*labels), numbers, strict=True):
+                end = f"[{', '.join(index)}]" if index else ""
+                rows.append((f"{type(owner).__name__}.{name}{end}", *pair))
+        if networks:
+            count = sum(p.numel() for p in networks)
+            rows.append((f"{count} weights of networks", torch.nan, torch.nan))
+        frame = pandas.DataFrame(rows, columns=["parameter", "value", "original"])
+        return frame.set_index("parameter")
+
+    def _in_original_units(self, path: str, value: Tensor) -> Tensor:
+        """The numbers of a parameter in the units of the data, NaN where it has none there."""
+        return value
+
+    def _repr_html_(self) -> str:
+        x, _ = self._training_data()
+        shape = " x ".join(map(str, x.shape))
+        head = html.escape(f"{type(self).__name__}: training inputs {shape}, {x.dtype}")
+        table = self.summary().to_html(float_format="{:.4g}".format, na_rep="")
+        return f"<p>{head}</p>{table}"
+
+    def _training_data(self) -> tuple[Tensor, Tensor]:
+        return cast(Any, self.train_inputs)[0], cast(Tensor, self.train_targets)
