@@ -22,7 +22,7 @@ from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.evaluation.scores import learning_curve
 from gpclml.inference.observations import training_observations
 from gpclml.inference.units import Units, units_of_targets
-from gpclml.linalg import Covariance, DenseCovariance
+from gpclml.linalg import DenseCovariance, ExactCovariance
 
 if TYPE_CHECKING:
     import numpy as np
@@ -196,7 +196,7 @@ def _said(error: Exception) -> str:
 
 
 def _leave_one_out(
-    covariance: Covariance, residual: Tensor, scale: Tensor
+    covariance: ExactCovariance, residual: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log densities in units of this scale; errors and variances in training units."""
     mean, variance = map(_plain, covariance.leave_one_out(residual, torch.arange(len(residual))))
@@ -205,7 +205,7 @@ def _leave_one_out(
     return normal.log_prob(error) - scale.log(), error, variance
 
 
-def _tail_densities(covariance: Covariance, residual: Tensor, tails: Tensor) -> Tensor:
+def _tail_densities(covariance: ExactCovariance, residual: Tensor, tails: Tensor) -> Tensor:
     """The joint density of each tail given all other points."""
     at_once = _NUMBERS_AT_ONCE // tails.shape[-1] ** 2
     if at_once < _WORTH_AN_INVERSE:
@@ -222,7 +222,7 @@ def _plain(values: Tensor) -> Tensor:
 
 def observed_gaussian(
     model: ExactGP, rows: Tensor, prior_scale: float = 1.0
-) -> tuple[Covariance, Tensor]:
+) -> tuple[ExactCovariance, Tensor]:
     """Covariance and residuals of these rows, the prior of the function that much more variable."""
     likelihood = cast(Likelihood, model.likelihood)
     if prior_scale != 1.0:

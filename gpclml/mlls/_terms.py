@@ -109,7 +109,7 @@ def log_priors(priors: Sequence[PriorTerm], batch_shape: torch.Size) -> Evaluate
         if parameter.tensor.requires_grad:
             tensors.append(parameter.tensor)
 
-    def vjp(grad: Tensor, _: Tensor | None = None, /) -> Gradients:
+    def vjp(grad: Tensor) -> Gradients:
         gradients: Gradients = []
         for parameter, slope, shape in terms:
             weight = grad if grad.shape == shape else grad.sum_to_size(shape)

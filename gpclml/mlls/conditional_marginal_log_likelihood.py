@@ -222,7 +222,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         check_train_mode(model)
         with torch.no_grad():
             data = training_observations(model, self.likelihood)
-            part, blocks = data.observed_at(data.split(self.drawing, seeded(self.seed)))
+            part, blocks = data.at(data.split(self.drawing, seeded(self.seed)))
             return part.road(self.solver, blocks)
 
     def draw_split(self, data: Observations) -> Split:
@@ -246,7 +246,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         With ``redrawn`` blocks, which the next call has others of, a batch member that has no
         observed target in these scores 0.
         """
-        part, blocks = data.observed_at(split)
+        part, blocks = data.at(split)
         value, self.last_solve = _held_out_density(
             part, blocks, self.solver, self.factor_dtype, redrawn=redrawn
         )

@@ -172,15 +172,6 @@ def test_weight_posterior_is_that_of_the_textbook(degree):
     torch.testing.assert_close(posterior.variance(), variance, rtol=1e-8, atol=1e-9)
 
 
-def test_further_points_update_the_posterior():
-    more = BayesianLinearModel(torch.cat([X, NEW]), torch.cat([Y, Y[:6]]), noise=0.05)
-    first = BayesianLinearModel(X, Y, noise=0.05)
-    updated = first.weight_posterior().updated(first.features(NEW), Y[:6], first.noise)
-    expected = more.weight_posterior()
-    torch.testing.assert_close(updated.mean, expected.mean)
-    torch.testing.assert_close(updated.variance(), expected.variance())
-
-
 class DenseGP(gpytorch.models.ExactGP):
     """The GP of a linear model with its covariance as a plain matrix."""
 
