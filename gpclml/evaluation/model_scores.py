@@ -20,7 +20,7 @@ from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, Unsupported
 from gpclml.evaluation.scores import learning_curve
 from gpclml.inference.observations import training_observations
 from gpclml.inference.units import Units, units_of_targets
-from gpclml.linalg import Covariance, DenseCovariance
+from gpclml.linalg import DenseCovariance, ExactCovariance
 
 __all__ = [
     "CRITERIA",
@@ -268,7 +268,7 @@ def _in_one_line(error: Exception) -> str:
 
 def observed_gaussian(
     model: ExactGP, rows: Tensor, prior_scale: float = 1.0
-) -> tuple[Covariance, Tensor]:
+) -> tuple[ExactCovariance, Tensor]:
     """Covariance and residuals of these rows, the prior of the function that much more variable."""
     data = training_observations(model)
     if prior_scale != 1.0:
@@ -287,7 +287,7 @@ def observed_gaussian(
     return data.covariance.take(rows), data.residual[rows]
 
 
-def _leave_one_out(covariance: Covariance, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _leave_one_out(covariance: ExactCovariance, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Log densities, errors and variances of points given all others, ``(n,)`` in float64."""
     rows = torch.arange(len(residual))
     mean, variance = (values.double() for values in covariance.leave_one_out(residual, rows))
@@ -296,7 +296,7 @@ def _leave_one_out(covariance: Covariance, residual: Tensor) -> tuple[Tensor, Te
     return normal.log_prob(error), error, variance
 
 
-def _tail_densities(covariance: Covariance, residual: Tensor, tails: Tensor) -> Tensor:
+def _tail_densities(covariance: ExactCovariance, residual: Tensor, tails: Tensor) -> Tensor:
     """The joint density of each tail given all other points, ``(k,)``."""
     size = _NUMBERS_IN_BLOCKS // tails.shape[-1] ** 2
     if size < _WORTH_AN_INVERSE:

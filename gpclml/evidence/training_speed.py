@@ -24,7 +24,7 @@ from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, Unsupported
 from gpclml.evidence.sampling import Estimate, mean_estimate
 from gpclml.inference.observations import Observations, training_observations
 from gpclml.inference.units import Units, term_offset
-from gpclml.linalg import Covariance
+from gpclml.linalg import ExactCovariance
 
 __all__ = ["SumOfTrainingLosses", "TrainingSpeed", "training_speed"]
 
@@ -150,14 +150,15 @@ class Prefixes:
 
 
 def predict_prefixes(
-    covariance: Covariance, residual: Tensor, noise: Tensor, orders: Tensor
+    covariance: ExactCovariance, residual: Tensor, noise: Tensor, orders: Tensor
 ) -> Prefixes:
     """The predictions in each order: point ``orders[j, i]`` is the i-th in order j.
 
     The covariance of the observations has the noise on its diagonal, the residuals are targets less
-    their prior mean; it costs as much as :meth:`gpclml.linalg.Covariance.predictions`.
+    their prior mean; it costs as much as :meth:`gpclml.linalg.ExactCovariance.predictions`.
     """
-    errors, variances = covariance.predictions(residual, orders)
+    with torch.no_grad():
+        errors, variances = covariance.predictions(residual, orders)
     ordered = noise.double()[orders.to(noise.device)]
     # Rounding may leave a variance below the noise where the function is known.
     latent = (variances.double() - ordered).clamp_min(0.0)

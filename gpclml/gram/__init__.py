@@ -5,11 +5,18 @@
 Nothing here knows of factorizations or densities.
 """
 
-from gpclml.gram.autograd import Evaluated, Gradients, as_matrix, precomputed
-from gpclml.gram.closed_form import Reason, closed_form
-from gpclml.gram.hyperparameters import Hyperparameter, Transform, transform_of
-from gpclml.gram.kernels import DOUBLE_UP_TO, Gram
-from gpclml.gram.profiles import PROFILES
+from gpclml.gram.autograd import Evaluated, Gradients, matrix_node, precomputed
+from gpclml.gram.kernels import (
+    DOUBLE_UP_TO,
+    PROFILES,
+    Gram,
+    Hyperparameter,
+    Reason,
+    Transform,
+    closed_form,
+    has_hooks,
+    transform_of,
+)
 
 __all__ = [
     "DOUBLE_UP_TO",
@@ -20,8 +27,9 @@ __all__ = [
     "Hyperparameter",
     "Reason",
     "Transform",
-    "as_matrix",
     "closed_form",
+    "has_hooks",
+    "matrix_node",
     "precomputed",
     "transform_of",
 ]

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, cast
+from collections.abc import Callable
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from gpclml.errors import UnsupportedError
 
-__all__ = ["Evaluated", "Gradients", "as_matrix", "fitted", "precomputed", "refuse_double_backward"]
+__all__ = [
+    "Evaluated",
+    "Gradients",
+    "fitted",
+    "matrix_node",
+    "precomputed",
+    "refuse_double_backward",
+]
 
 Gradients = list[tuple[Tensor, Tensor]]
 """Tensors and gradients with respect to them, each of the shape and type of its tensor. A tensor
 may be there several times: its gradient is the sum."""
 
 
-class VectorJacobianProduct(Protocol):
-    """The vector-Jacobian product of a value: gradients of a loss through it."""
-
-    def __call__(self, grad: Tensor, weight: Tensor | None = None, /) -> Gradients:
-        """Gradients with respect to the tensors that the value depends on.
-
-        Args:
-            grad: Gradient with respect to the value; symmetric, where the value is a matrix of one
-                set of points with itself.
-            weight: Multiplies all gradients, ``()`` or one a batch member; one if None.
-        """
-        ...
+VectorJacobianProduct = Callable[[Tensor], Gradients]
+"""Gradients of a loss with respect to the tensors that a value depends on, from that with respect
+to the value, which is symmetric where the value is a matrix of one set of points with itself."""
 
 
 class Evaluated(NamedTuple):
@@ -68,11 +66,12 @@ def precomputed(evaluated: Evaluated, dtype: torch.dtype | None = None) -> Tenso
     value = value if dtype is None else value.to(dtype)
     if not tensors or not torch.is_grad_enabled():
         return value
-    distinct = list({id(tensor): tensor for tensor in tensors}.values())
+    # Autograd takes each tensor once, whatever the number of terms that it is in.
+    distinct = dict(zip(map(id, tensors), tensors, strict=True)).values()
     return cast(Tensor, _Precomputed.apply(value, vjp, evaluated.value.dtype, *distinct))
 
 
-def as_matrix(evaluated: Evaluated, dtype: torch.dtype) -> Tensor:
+def matrix_node(evaluated: Evaluated, dtype: torch.dtype) -> Tensor:
     """The matrix of one set of points as a node of autograd, with whatever is computed of it.
 
     Args:
@@ -80,9 +79,7 @@ def as_matrix(evaluated: Evaluated, dtype: torch.dtype) -> Tensor:
         dtype: Type of the result.
     """
     value, tensors, vjp, _ = evaluated
-    return precomputed(
-        Evaluated(value, tensors, lambda grad, *_: vjp(0.5 * (grad + grad.mT))), dtype
-    )
+    return precomputed(Evaluated(value, tensors, lambda grad: vjp(0.5 * (grad + grad.mT))), dtype)
 
 
 class _Precomputed(torch.autograd.Function):
@@ -96,16 +93,11 @@ class _Precomputed(torch.autograd.Function):
     def backward(ctx, *grads):
         refuse_double_backward("log densities and covariances in closed form")
         _ = ctx.saved_tensors
-        return None, None, None, *summed(ctx.vjp(grads[0].to(ctx.dtype)), ctx.tensors)
-
-
-def summed(gradients: Gradients, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradient with respect to each of these tensors; None where there is none."""
-    totals: dict[int, Tensor] = {}
-    for tensor, gradient in gradients:
-        key = id(tensor)
-        totals[key] = totals[key] + gradient if key in totals else gradient
-    return [totals.get(id(tensor)) for tensor in tensors]
+        totals: dict[int, Tensor] = {}
+        for tensor, gradient in ctx.vjp(grads[0].to(ctx.dtype)):
+            key = id(tensor)
+            totals[key] = totals[key] + gradient if key in totals else gradient
+        return None, None, None, *map(totals.get, map(id, ctx.tensors))
 
 
 def refuse_double_backward(name: str) -> None:

@@ -23,34 +23,46 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Self, cast
 
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
+from gpytorch.kernels import (
+    AdditiveKernel,
+    ConstantKernel,
+    CosineKernel,
+    IndexKernel,
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    PolynomialKernel,
+    ProductKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
 from torch import Tensor
 
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.gram.autograd import Evaluated, Gradients, fitted
-from gpclml.gram.hyperparameters import Hyperparameter
-from gpclml.gram.profiles import PROFILES, Profile
 
 __all__ = [
     "DOUBLE_UP_TO",
-    "ColumnsGram",
-    "ConstantGram",
+    "PROFILES",
     "CosineSimilarityGram",
     "FeaturesGram",
     "Gram",
-    "LinearGram",
-    "PeriodicGram",
-    "PolynomialGram",
-    "ProductGram",
-    "RadialGram",
-    "ScaledGram",
-    "SpectralMixtureGram",
-    "SumGram",
-    "TasksGram",
+    "Hyperparameter",
+    "Reason",
+    "Transform",
+    "closed_form",
+    "has_hooks",
     "inner_product",
+    "transform_of",
 ]
 
 DOUBLE_UP_TO = 512
@@ -60,20 +72,230 @@ DOUBLE_UP_TO = 512
 _AT_A_TIME = {"cpu": 1 << 16, "other": 1 << 22}
 
 
+_KNOWN_CONSTRAINTS = (GreaterThan, Interval, LessThan, Positive)
+_LINEAR = 20.0  # above which PyTorch's softplus is the identity
+
+
+class Transform(NamedTuple):
+    """How a constraint makes a hyperparameter of a raw parameter, elementwise.
+
+    Attributes:
+        is_softplus: By a softplus; if not, the two are equal.
+        lower_bound: Added to the softplus, ``()`` or ``(1,)``; None for zero.
+    """
+
+    is_softplus: bool
+    lower_bound: Tensor | None = None
+
+    def value(self, raw: Tensor) -> Tensor:
+        """The hyperparameter, in the type of the raw parameter."""
+        if not self.is_softplus:
+            return raw
+        value = torch.nn.functional.softplus(raw)
+        return value if self.lower_bound is None else value + self.lower_bound.to(raw)
+
+    def slope(self, raw: Tensor) -> Tensor | float:
+        """The derivative of the hyperparameter with respect to the raw parameter."""
+        return torch.sigmoid(raw) if self.is_softplus else 1.0
+
+    def inverse(self, value: Tensor) -> Tensor:
+        """The raw parameter."""
+        if not self.is_softplus:
+            return value
+        if self.lower_bound is not None:
+            value = value - self.lower_bound.to(value)
+        # log(exp(v) - 1), of which exp(v) would overflow.
+        return torch.where(value > _LINEAR, value, value + (-torch.expm1(-value)).log())
+
+
+def transform_of(constraint: Interval | None) -> Transform | None:
+    """The transform of a constraint of GPyTorch; None if it is none of those known here."""
+    if constraint is None:
+        return Transform(is_softplus=False)
+    kind = type(constraint)
+    if kind not in _KNOWN_CONSTRAINTS or "transform" in vars(constraint):
+        return None
+    function = constraint._transform
+    if function is None:
+        return Transform(is_softplus=False)
+    if type(function) is not torch.nn.Softplus:
+        return None
+    if function.beta != 1.0 or function.threshold != _LINEAR:
+        return None
+    if kind is Positive:
+        return Transform(is_softplus=True)
+    if kind is not GreaterThan or constraint.lower_bound.numel() != 1:
+        return None
+    return Transform(is_softplus=True, lower_bound=constraint.lower_bound)
+
+
+class Hyperparameter:
+    """A hyperparameter of a module, and the tensor that its gradient is taken with respect to.
+
+    That is the raw parameter where the constraint is one whose derivative is known. Elsewhere it is
+    the value as the module computes it, from which autograd goes on.
+
+    Args:
+        module: A kernel, mean, or noise model of GPyTorch.
+        name: Of the hyperparameter, such as ``"lengthscale"``.
+        dtype: Type of the value.
+
+    Attributes:
+        value: The hyperparameter, without a gradient.
+        tensor: The raw parameter, or the value with its gradient.
+    """
+
+    __slots__ = ("_transform", "tensor", "value")
+
+    def __init__(self, module: torch.nn.Module, name: str, dtype: torch.dtype) -> None:
+        raw = getattr(module, f"raw_{name}", None)
+        self._transform = None
+        if raw is not None:
+            constraint = getattr(module, f"raw_{name}_constraint", None)
+            self._transform = transform_of(cast(Interval | None, constraint))
+        if self._transform is None:
+            value: Any = getattr(module, name)
+            self.tensor: Tensor = cast(Tensor, value() if callable(value) else value)
+            self.value: Tensor = self.tensor.detach().to(dtype)
+        else:
+            self.tensor = cast(Tensor, raw)
+            self.value = self._transform.value(self.tensor.detach().to(dtype))
+
+    @classmethod
+    def of(cls, source: torch.nn.Module | Tensor, name: str, dtype: torch.dtype) -> Self:
+        """That of a module; or a tensor that is the hyperparameter itself."""
+        if isinstance(source, torch.nn.Module):
+            return cls(source, name, dtype)
+        given = cls.__new__(cls)
+        given.tensor, given.value, given._transform = source, source.detach().to(dtype), None
+        return given
+
+    def gradients(self, grad: Tensor) -> Gradients:
+        """By the chain rule, from a gradient with respect to the value; none where none is needed.
+
+        Args:
+            grad: Of the shape of the value, or of one that the value was broadcast to.
+        """
+        tensor = self.tensor
+        if not tensor.requires_grad:
+            return []
+        if grad.shape != tensor.shape:
+            grad = grad.sum_to_size(tensor.shape)
+        if self._transform is not None and self._transform.is_softplus:
+            grad = grad * torch.sigmoid(tensor.detach())
+        return [(tensor, grad.to(tensor.dtype))]
+
+
+class Profile(NamedTuple):
+    """A function k of e, minus half a squared distance.
+
+    Attributes:
+        factor: Points are multiplied by it before distances are taken.
+        value: ``(e, power) -> (k, *kept)``, with what the derivatives need; may overwrite e.
+        slope: ``(k, *kept) -> k'``, the derivative with respect to e.
+        power_slope: ``(k, *kept) -> dk / d power``, where there is a power.
+    """
+
+    factor: float
+    value: Callable[[Tensor, Any], tuple[Tensor, ...]]
+    slope: Callable[..., Tensor]
+    power_slope: Callable[..., Tensor] | None = None
+
+
+def _rbf(e: Tensor, _: Any) -> tuple[Tensor]:
+    return (e.exp_(),)
+
+
+def _distance(e: Tensor) -> Tensor:
+    return e.mul_(-2.0).sqrt_()
+
+
+def _matern_12(e: Tensor, _: Any) -> tuple[Tensor, Tensor]:
+    r = _distance(e)
+    return (-r).exp_(), r
+
+
+def _slope_of_matern_12(k: Tensor, r: Tensor) -> Tensor:
+    # Infinite where points are equal: GPyTorch's gradient there, and ours, is zero.
+    return (k / r).masked_fill_(r == 0.0, 0.0)
+
+
+def _matern_32(e: Tensor, _: Any) -> tuple[Tensor, Tensor]:
+    r = _distance(e)
+    decay = (-r).exp_()
+    return r.add_(1.0).mul_(decay), decay
+
+
+def _matern_52(e: Tensor, _: Any) -> tuple[Tensor, Tensor]:
+    r = _distance(e)
+    slope = (-r).exp_()
+    # (1 + r + r²/3) exp(-r), of which k' needs (1 + r) exp(-r) / 3.
+    third = (r * r).mul_(slope).div_(3.0)
+    slope.mul_(r.add_(1.0))  # (1 + r) exp(-r)
+    return third.add_(slope), slope.div_(3.0)
+
+
+def _rational_quadratic(e: Tensor, power: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    share = e / -power  # t = r^2 / 2 alpha, of which 1 + t would keep no digits as alpha grows
+    log = share.log1p()
+    return (log * -power).exp_(), share, log
+
+
+def _power_slope(k: Tensor, share: Tensor, log: Tensor) -> Tensor:
+    r"""The derivative with respect to :math:`\alpha`, :math:`-k\, (\log(1 + t) - t / (1 + t))`.
+
+    The difference is :math:`t^2 / 2` for small t and would cancel. With :math:`s = t / (2 + t)` it
+    is :math:`2 s^2 / (1 + s) + (\log(1 + t) - 2 s)`, terms of one sign, and the second of them,
+    :math:`2 s^3 (1/3 + s^2/5 + s^4/7 + \ldots)`, is the smaller by a factor of s.
+    """
+    # The series of the inverse hyperbolic tangent: log(1 + t) = 2 artanh(s).
+    s = share / (share + 2.0)
+    square = s * s
+    series = (2.0 * s * square) * (1 / 3 + square * (1 / 5 + square / 7))
+    remainder = torch.where(s < 0.02, series, log - 2.0 * s)  # the one with more digits
+    return -k * (2.0 * square / (s + 1.0) + remainder)
+
+
+def _cosine(e: Tensor, _: Any) -> tuple[Tensor, Tensor]:
+    r = _distance(e)
+    return r.cos(), r
+
+
+PROFILES = {
+    "rbf": Profile(1.0, _rbf, lambda k: k),
+    "matern_12": Profile(1.0, _matern_12, _slope_of_matern_12),
+    "matern_32": Profile(math.sqrt(3.0), _matern_32, lambda k, decay: decay),
+    "matern_52": Profile(math.sqrt(5.0), _matern_52, lambda k, slope: slope),
+    "rational_quadratic": Profile(
+        1.0, _rational_quadratic, lambda k, share, _: k / (share + 1.0), _power_slope
+    ),
+    "cosine": Profile(math.pi, _cosine, lambda k, r: torch.sinc(r / math.pi)),
+}
+"""The functions of distance by name, each of unit variance at distance zero.
+
+With r the distance of two points in units of the lengthscales:
+
+- ``"rbf"``: :math:`\\exp(-r^2 / 2)`
+- ``"matern_12"``, ``"matern_32"``, ``"matern_52"``: of smoothness 1/2, 3/2, 5/2
+- ``"rational_quadratic"``: :math:`(1 + r^2 / 2\\alpha)^{-\\alpha}`
+- ``"cosine"``: :math:`\\cos \\pi r`
+"""
+
+
 class Gram(ABC):
     """A kernel in closed form.
 
     Args:
         kernel: The kernel of GPyTorch, whose hyperparameters are read at each call.
-        children: The kernels that it is made of.
 
     Attributes:
-        has_features: Whether part of it is a kernel on features of the points.
+        has_features: Whether a kernel within it is on features of the points.
     """
 
-    def __init__(self, kernel: Any = None, children: Sequence[Gram] = ()) -> None:
-        self._kernel, self._children = kernel, children
-        self.has_features = any(child.has_features for child in children)
+    has_features = False
+
+    def __init__(self, kernel: Any = None) -> None:
+        self._kernel = kernel
 
     @abstractmethod
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
@@ -122,16 +344,9 @@ def _needing(*candidates: Hyperparameter | Tensor | None) -> list[Tensor]:
     return tensors
 
 
-def _gradients(x: Tensor, grad: Tensor, weight: Tensor | None = None) -> Gradients:
+def _gradients(x: Tensor, grad: Tensor) -> Gradients:
     """The gradient with respect to points, if it is wanted."""
-    return [(x, fitted(_weighted(grad, weight, 2), x))] if x.requires_grad else []
-
-
-def _weighted(grad: Tensor, weight: Tensor | None, dims: int) -> Tensor:
-    """A gradient times a number of each batch member; ``dims`` are those of one member."""
-    if weight is None:
-        return grad
-    return grad * (weight[(..., *(None,) * dims)] if weight.ndim else weight)
+    return [(x, fitted(grad, x))] if x.requires_grad else []
 
 
 class _Distances:
@@ -202,8 +417,10 @@ class _Distances:
         sums: Any = 0.0
         for rows in _blocks_of_rows(G, right):
             left = _rows(z, rows)
-            kept = [_rows(whole, rows) for whole in (self.matrix, *self._kept)]
-            M = _rows(G, rows) * self._profile.slope(*kept)
+            values = self.matrix, *self._kept
+            if rows is not None:
+                values = [_rows(whole, rows) for whole in values]
+            M = _rows(G, rows) * self._profile.slope(*values)
             if z.shape[-1] == 1:
                 M = M.mul_(right.mT - left)
                 products = products - M.sum(-2).unsqueeze(-2)
@@ -219,6 +436,7 @@ class _Distances:
             products, sums = (
                 (product, total) if rows is None else (products + product, sums + total)
             )
+        # M is symmetric for one set of points: columns and rows give equal halves.
         grad_right = products.mT
         if z.shape[-1] > 1:
             grad_right = grad_right - sums.unsqueeze(-1) * right
@@ -294,8 +512,7 @@ class RadialGram(Gram):
     def __init__(
         self, kernel: Kernel, profile: str, lengthscale: str = "lengthscale", power: str = ""
     ) -> None:
-        super().__init__(kernel)
-        self._profile = PROFILES[profile]
+        self._kernel, self._profile = kernel, PROFILES[profile]
         self._lengthscale, self._power = lengthscale, power
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
@@ -311,17 +528,14 @@ class RadialGram(Gram):
             distances = _Distances(z, w, profile, exponent, _dtype(x, other))
         needs_points = x.requires_grad or (other is not None and other.requires_grad)
 
-        def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
+        def vjp(G: Tensor) -> Gradients:
             gradients: Gradients = []
-            if power is not None and power.needed:
-                grad = _weighted(distances.grad_power(G), weight, 0)
-                gradients += power.gradients(grad.unsqueeze(-1))
-            if not needs_points and not length.needed:
+            if power is not None and power.tensor.requires_grad:
+                gradients += power.gradients(distances.grad_power(G).unsqueeze(-1))
+            if not needs_points and not length.tensor.requires_grad:
                 return gradients
             grad_z, grad_w = distances.grad_points(G)
-            grad_z = _weighted(grad_z, weight, 2)
-            grad_w = None if grad_w is None else _weighted(grad_w, weight, 2)
-            if length.needed:
+            if length.tensor.requires_grad:
                 total = (grad_z * distances.z).sum(-2, keepdim=True)
                 if grad_w is not None:
                     total = total + (grad_w * cast(Tensor, distances.other)).sum(-2, keepdim=True)
@@ -341,196 +555,114 @@ class PeriodicGram(Gram):
 
     :math:`\exp(-2 \sin^2(\pi (x - x') / p) / \ell)` is the RBF kernel of points on circles of
     radius :math:`\ell^{-1/2}`, whose squared distance is :math:`4 \sin^2(\pi (x - x') / p) / \ell`.
+    Autograd takes gradients from the circles to hyperparameters and points.
     """
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
         _check_columns(self._kernel, x)
-        period = Hyperparameter(self._kernel, "period_length", torch.float64)
-        length = Hyperparameter(self._kernel, "lengthscale", torch.float64)
+        z = self._circles(x)
+        w = None if other is None else self._circles(other)
+        dtype = _dtype(x, other)
         with torch.no_grad():
-            rate = 2.0 * math.pi / period.value
-            radius = length.value.rsqrt()
-            angles = [points.double() * rate for points in (x, other) if points is not None]
-            circles = [(angle.cos(), angle.sin()) for angle in angles]
-            z = [torch.cat([c * radius, s * radius], -1) for c, s in circles]
-            distances = _Distances(
-                z[0], None if other is None else z[1], PROFILES["rbf"], None, _dtype(x, other)
-            )
+            distances = _Distances(z, w, PROFILES["rbf"], None, dtype)
 
-        def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
-            grad_radius: Any = 0.0
-            grad_rate: Any = 0.0
-            gradients: Gradients = []
-            for grad_z, (c, s), angle, points in zip(
-                distances.grad_points(G), circles, angles, [x, other], strict=False
-            ):
-                assert grad_z is not None
-                assert points is not None
-                grad_cos, grad_sin = _weighted(grad_z, weight, 2).double().chunk(2, -1)
-                grad_radius = grad_radius + (grad_cos * c + grad_sin * s).sum(-2, keepdim=True)
-                grad_angle = (grad_sin * c - grad_cos * s) * radius
-                grad_rate = grad_rate + (grad_angle * angle).sum(-2, keepdim=True)
-                gradients += _gradients(points, grad_angle * rate)
-            gradients += length.gradients(grad_radius * (-0.5 * radius / length.value))
-            return gradients + period.gradients(-grad_rate / period.value)
+        def vjp(G: Tensor) -> Gradients:
+            grad_z, grad_w = distances.grad_points(G)
+            gradients = _gradients(z, grad_z)
+            return gradients if w is None else gradients + _gradients(w, cast(Tensor, grad_w))
 
-        return Evaluated(distances.matrix, _needing(period, length, x, other), vjp)
+        return Evaluated(distances.matrix, _needing(z, w), vjp)
+
+    def _circles(self, points: Tensor) -> Tensor:
+        """Points ``(*batch, n, d)`` on circles, ``(*batch, n, 2 d)``, in double precision."""
+        kernel = cast(PeriodicKernel, self._kernel)
+        angle = points.double() * (2.0 * math.pi / kernel.period_length.double())
+        radius = kernel.lengthscale.double().rsqrt()
+        return torch.cat([angle.cos() * radius, angle.sin() * radius], -1)
 
 
-class LinearGram(Gram):
+class DifferentiatedGram(Gram):
+    """A kernel that takes few operations, of whose matrix autograd takes the gradient."""
+
+    @abstractmethod
+    def _matrix(self, x: Tensor, other: Tensor) -> Tensor:
+        """Covariances of points ``(*batch, n, d)`` and ``(*batch, m, d)``, in their type."""
+
+    def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
+        """See :class:`Gram`."""
+        dtype = _dtype(x, other)
+        matrix = self._matrix(x.to(dtype), (x if other is None else other).to(dtype))
+        return Evaluated(matrix.detach(), _needing(matrix), lambda G: _gradients(matrix, G))
+
+
+class LinearGram(DifferentiatedGram):
     """Inner products of points, with a variance for each column or one for all."""
 
     def rank(self, num_columns: int | None) -> float:
         """The number of columns; zero if not known."""
         return num_columns or 0
 
-    def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
-        """See :class:`Gram`."""
+    def _matrix(self, x: Tensor, other: Tensor) -> Tensor:
         _check_columns(self._kernel, x)
-        dtype = _dtype(x, other)
-        variance = Hyperparameter(self._kernel, "variance", dtype)
-        with torch.no_grad():
-            left = x.to(dtype)
-            right = left if other is None else other.to(dtype)
-            matrix = (left * variance.value) @ right.mT
-
-        def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
-            product = _weighted(G @ right, weight, 2)
-            gradients = variance.gradients((left * product).sum(-2, keepdim=True))
-            twice = 2.0 if other is None else 1.0
-            gradients += _gradients(x, product * variance.value * twice)
-            if other is not None:
-                gradients += _gradients(other, (G.mT @ left) * variance.value, weight)
-            return gradients
-
-        return Evaluated(matrix, _needing(variance, x, other), vjp, is_free=True)
+        return (x * self._kernel.variance.to(x)) @ other.mT
 
 
-class PolynomialGram(Gram):
+class PolynomialGram(DifferentiatedGram):
     """A power of inner products of points plus an offset."""
 
-    def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
-        """See :class:`Gram`."""
-        dtype, power = _dtype(x, other), int(cast(Any, self._kernel).power)
-        offset = Hyperparameter(self._kernel, "offset", dtype)
-        with torch.no_grad():
-            left = x.to(dtype)
-            right = left if other is None else other.to(dtype)
-            base = left @ right.mT + offset.value.unsqueeze(-1)
-            matrix = base if power == 1 else base.pow(power)
-
-        def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
-            H = G if power == 1 else G * base.pow(power - 1).mul_(power)
-            gradients = offset.gradients(_weighted(H.sum((-2, -1)), weight, 0).unsqueeze(-1))
-            twice = 2.0 if other is None else 1.0
-            if x.requires_grad:
-                gradients += _gradients(x, (H @ right) * twice, weight)
-            if other is not None and other.requires_grad:
-                gradients += _gradients(other, H.mT @ left, weight)
-            return gradients
-
-        return Evaluated(matrix, _needing(offset, x, other), vjp)
+    def _matrix(self, x: Tensor, other: Tensor) -> Tensor:
+        base = x @ other.mT + self._kernel.offset.to(x).unsqueeze(-1)
+        return base.pow(int(self._kernel.power))
 
 
-class CosineSimilarityGram(Gram):
+class CosineSimilarityGram(DifferentiatedGram):
     """Cosines of the angles between points: inner products of points on the unit sphere."""
 
-    def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
-        """See :class:`Gram`."""
-        dtype = _dtype(x, other)
-        with torch.no_grad():
-            sides = [_on_sphere(points.to(dtype)) for points in (x, other) if points is not None]
-            matrix = sides[0][0] @ sides[-1][0].mT
-
-        def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
-            grad_left = G @ sides[-1][0]
-            if other is None:
-                return _gradients(x, _along_sphere(2.0 * grad_left, *sides[0]), weight)
-            grad_right = _along_sphere(G.mT @ sides[0][0], *sides[1])
-            grad_left = _along_sphere(grad_left, *sides[0])
-            return _gradients(x, grad_left, weight) + _gradients(other, grad_right, weight)
-
-        return Evaluated(matrix, _needing(x, other), vjp)
+    def _matrix(self, x: Tensor, other: Tensor) -> Tensor:
+        left = torch.nn.functional.normalize(x, dim=-1)
+        right = left if other is x else torch.nn.functional.normalize(other, dim=-1)
+        return left @ right.mT
 
 
-_SHORTEST = 1e-12  # a point that is shorter is divided by this, as PyTorch's normalize does
-
-
-def _on_sphere(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Points divided by their lengths, and the lengths."""
-    length = points.norm(dim=-1, keepdim=True)
-    return points / length.clamp_min(_SHORTEST), length
-
-
-def _along_sphere(grad: Tensor, unit: Tensor, length: Tensor) -> Tensor:
-    """The gradient with respect to points, of which only the part along the sphere counts."""
-    radial_part = (grad * unit).sum(-1, keepdim=True) * unit
-    return (grad - radial_part * (length >= _SHORTEST)) / length.clamp_min(_SHORTEST)
-
-
-class ConstantGram(Gram):
+class ConstantGram(DifferentiatedGram):
     """One number for all pairs of points."""
 
     def rank(self, num_columns: int | None) -> float:
         """One."""
         return 1
 
-    def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
-        """See :class:`Gram`."""
-        constant = Hyperparameter(self._kernel, "constant", _dtype(x, other))
-        rows, columns = x.shape[-2], x.shape[-2] if other is None else other.shape[-2]
-        batch = torch.broadcast_shapes(constant.value.shape[:-1], x.shape[:-2])
-        matrix = constant.value.unsqueeze(-1).expand(*batch, rows, columns)
-
-        def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
-            return constant.gradients(_weighted(G.sum((-2, -1)), weight, 0).unsqueeze(-1))
-
-        return Evaluated(matrix, _needing(constant), vjp)
+    def _matrix(self, x: Tensor, other: Tensor) -> Tensor:
+        constant = self._kernel.constant.to(x).unsqueeze(-1)
+        batch = torch.broadcast_shapes(constant.shape[:-2], x.shape[:-2])
+        return constant.expand(*batch, x.shape[-2], other.shape[-2])
 
 
-class TasksGram(Gram):
+class TasksGram(DifferentiatedGram):
     """The covariance of the tasks that points belong to: GPyTorch's index kernel."""
 
     def rank(self, num_columns: int | None) -> float:
         """The number of tasks."""
         return cast(Tensor, self._kernel.raw_var).shape[-1]
 
-    def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
-        """See :class:`Gram`."""
-        covariance = self._kernel._eval_covar_matrix()
-        for points in (x, other):
-            if points is not None:
-                _check_tasks(points, covariance.shape[-1])
-        with torch.no_grad():
-            C = covariance.to(_dtype(x, other))
-            left = _members(x, C)
-            right = left if other is None else _members(other, C)
-            matrix = left @ C @ right.mT
-
-        def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
-            if not covariance.requires_grad:
-                return []
-            return [(covariance, fitted(_weighted(left.mT @ G @ right, weight, 2), covariance))]
-
-        return Evaluated(matrix, _needing(covariance), vjp)
+    def _matrix(self, x: Tensor, other: Tensor) -> Tensor:
+        C = self._kernel._eval_covar_matrix().to(x)
+        left, right = _memberships(x, C), _memberships(other, C)
+        return left @ C @ right.mT
 
 
-def _members(tasks: Tensor, like: Tensor) -> Tensor:
-    """Ones where a point belongs to a task, ``(*batch, n, t)``."""
-    return torch.nn.functional.one_hot(tasks[..., 0].long(), like.shape[-1]).to(like)
-
-
-def _check_tasks(x: Tensor, count: int) -> None:
-    if x.shape[-1] != 1:
-        raise ShapeError("task indices", tuple(x.shape), "(*batch, n, 1)")
-    if x.device.type != "cpu":  # a GPU would finish all that is queued at each step
-        return
-    low, high = (int(index) for index in x.aminmax())
-    if low < 0 or high >= count:
-        suggestion = "Number the tasks from 0, or make the kernel with more num_tasks."
-        got = f"indices from {low} to {high}"
-        raise ArgumentError("task indices", got, f"integers from 0 to {count - 1}", suggestion)
+def _memberships(tasks: Tensor, C: Tensor) -> Tensor:
+    """Ones where a point belongs to a task, ``(*batch, n, t)``, after a check of the indices."""
+    count = C.shape[-1]
+    if tasks.shape[-1] != 1:
+        raise ShapeError("task indices", tuple(tasks.shape), "(*batch, n, 1)")
+    if tasks.is_cpu:  # a GPU would finish all that is queued at each step
+        low, high = (int(index) for index in tasks.aminmax())
+        if low < 0 or high >= count:
+            suggestion = "Number the tasks from 0, or make the kernel with more num_tasks."
+            got = f"indices from {low} to {high}"
+            raise ArgumentError("task indices", got, f"integers from 0 to {count - 1}", suggestion)
+    return torch.nn.functional.one_hot(tasks[..., 0].long(), count).to(C)
 
 
 class SpectralMixtureGram(Gram):
@@ -580,7 +712,7 @@ class SpectralMixtureGram(Gram):
             sums = [total(d) for d in columns]
             matrix = _product(sums)
 
-        def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
+        def vjp(G: Tensor) -> Gradients:
             batch = G.shape[:-2]
             grad_means, grad_scales, grad_weights = (
                 G.new_zeros(*batch, *parameter.value.shape[-k:])
@@ -601,16 +733,17 @@ class SpectralMixtureGram(Gram):
                     squares = (wave * tau.square()).sum((-2, -1))
                     grad_scales[..., q, 0, d] -= twice_pi * width[..., 0, 0] * squares
                     grad_means[..., q, 0, d] -= twice_pi * (sine * tau).sum((-2, -1))
+                    # Wanted under a deep kernel, or where inputs are optimized.
                     if x.requires_grad or (other is not None and other.requires_grad):
                         slope = (wave * tau).mul_(-width.square()).sub_(sine * rate)
                         grad_x[..., d] += slope.sum(-1)
                         grad_other[..., d] -= slope.sum(-2)
-            gradients = means.gradients(_weighted(grad_means, weight, 3))
-            gradients += scales.gradients(_weighted(grad_scales, weight, 3))
-            gradients += weights.gradients(_weighted(grad_weights, weight, 1))
-            gradients += _gradients(x, grad_x, weight)
+            gradients = means.gradients(grad_means)
+            gradients += scales.gradients(grad_scales)
+            gradients += weights.gradients(grad_weights)
+            gradients += _gradients(x, grad_x)
             if other is not None:
-                gradients += _gradients(other, grad_other, weight)
+                gradients += _gradients(other, grad_other)
             return gradients
 
         return Evaluated(matrix, _needing(means, scales, weights, x, other), vjp)
@@ -623,7 +756,16 @@ def _product(factors: Sequence[Tensor]) -> Tensor:
     return product
 
 
-class ScaledGram(Gram):
+class _Composite(Gram):
+    """Kernels that a kernel of GPyTorch combines."""
+
+    def __init__(self, kernel: Kernel, children: Sequence[Gram]) -> None:
+        super().__init__(kernel)
+        self._children = children
+        self.has_features = any(child.has_features for child in children)
+
+
+class ScaledGram(_Composite):
     """A kernel times the ``outputscale`` of a ``ScaleKernel``."""
 
     def rank(self, num_columns: int | None) -> float:
@@ -642,16 +784,22 @@ class ScaledGram(Gram):
         with torch.no_grad():
             matrix = k * scale.value[..., None, None]
 
-        def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
-            gradients = base_vjp(G, scale.value if weight is None else scale.value * weight)
-            if scale.needed:
-                gradients += scale.gradients(_weighted(inner_product(G, k), weight, 0))
-            return gradients
+        def vjp(G: Tensor) -> Gradients:
+            wanted = scale.tensor.requires_grad
+            gradients = scale.gradients(inner_product(G, k)) if wanted else []
+            if not tensors:
+                return gradients
+            if scale.value.numel() > 1:
+                return gradients + base_vjp(G * scale.value[..., None, None])
+            # Members of a batch are scaled before they are summed.
+            # The product is linear: its results are smaller than the matrix.
+            factor = scale.value.reshape(())
+            return gradients + [(x, fitted(g * factor, x)) for x, g in base_vjp(G)]
 
         return Evaluated(matrix, tensors + _needing(scale), vjp, is_free=True)
 
 
-class SumGram(Gram):
+class SumGram(_Composite):
     """A sum of kernels."""
 
     def rank(self, num_columns: int | None) -> float:
@@ -666,13 +814,13 @@ class SumGram(Gram):
             for term in evaluated[1:]:
                 matrix = matrix + term.value
 
-        def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
-            return [pair for term in evaluated for pair in term.vjp(G, weight)]
+        def vjp(G: Tensor) -> Gradients:
+            return [pair for term in evaluated for pair in term.vjp(G)]
 
         return Evaluated(matrix, [tensor for term in evaluated for tensor in term.tensors], vjp)
 
 
-class ProductGram(Gram):
+class ProductGram(_Composite):
     """A product of kernels, entry by entry."""
 
     def rank(self, num_columns: int | None) -> float:
@@ -687,12 +835,12 @@ class ProductGram(Gram):
             values = [factor.value for factor in evaluated]
             matrix = _product(values)
 
-        def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
+        def vjp(G: Tensor) -> Gradients:
             gradients: Gradients = []
             for i, factor in enumerate(evaluated):
                 if factor.tensors:
                     others = values[:i] + values[i + 1 :]
-                    gradients += factor.vjp(_product([G, *others]), weight)
+                    gradients += factor.vjp(_product([G, *others]))
             return gradients
 
         return Evaluated(matrix, [tensor for factor in evaluated for tensor in factor.tensors], vjp)
@@ -707,8 +855,7 @@ class ColumnsGram(Gram):
     """
 
     def __init__(self, base: Gram, dims: Tensor) -> None:
-        super().__init__(None, [base])
-        self._base, self._dims = base, dims
+        self._base, self._dims, self.has_features = base, dims, base.has_features
 
     def rank(self, num_columns: int | None) -> float:
         """The rank of the kernel on these columns."""
@@ -733,10 +880,11 @@ class FeaturesGram(Gram):
             gradients from these to its parameters and the points.
     """
 
+    has_features = True
+
     def __init__(self, base: Gram, features: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(None, [base])
+        # Features are computed anew at each call: a network is trained between them.
         self._base, self._features = base, features
-        self.has_features = True
 
     def rank(self, num_columns: int | None) -> float:
         """The rank of the kernel on the features, which are counted when they are computed."""
@@ -773,3 +921,84 @@ def inner_product(a: Tensor, b: Tensor) -> Tensor:
     for rows in blocks:
         total = total + (_rows(a, rows) * _rows(b, rows)).sum((-2, -1))
     return total
+
+
+_METHOD = "_closed_form"  # by which a class of kernels gives its closed form
+_MATERN = {0.5: "matern_12", 1.5: "matern_32", 2.5: "matern_52"}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a kernel is evaluated by GPyTorch.
+
+    Attributes:
+        text: In words, such as "MyKernel is a kernel of its own".
+    """
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def closed_form(kernel: Kernel, *, select: bool = False) -> Gram | Reason:
+    """A kernel with its vector-Jacobian product, or the reason why it is left to GPyTorch.
+
+    These are known: RBF, Matern, rational quadratic, cosine, periodic, spectral mixture, linear,
+    polynomial, constant and index kernels of GPyTorch, deep kernels and cosine similarity, and
+    sums, products and multiples of these on any columns. A subclass is another kernel, and so is
+    one with hooks or with a ``forward`` of its own.
+
+    Args:
+        kernel: Any kernel of GPyTorch.
+        select: Whether its points are to have all columns, of which it takes its ``active_dims``;
+            else they are as its ``forward`` is given them.
+    """
+    kind = type(kernel)
+    method, make = vars(kind).get(_METHOD), _KNOWN.get(kind)
+    if has_hooks(kernel):
+        return Reason(f"{kind.__name__} has hooks, or a forward that was exchanged")
+    if kind is ScaleKernel:  # which selects the columns for its base, and calls its forward
+        base = closed_form(cast(Kernel, kernel.base_kernel))
+        gram = base if isinstance(base, Reason) else ScaledGram(kernel, [base])
+    elif kind is AdditiveKernel or kind is ProductKernel:
+        children = [closed_form(child, select=True) for child in cast(Any, kernel.kernels)]
+        unknown = next((child for child in children if isinstance(child, Reason)), None)
+        combined = SumGram if kind is AdditiveKernel else ProductGram
+        gram = unknown or combined(kernel, cast(list[Gram], children))
+    elif method is not None:
+        gram = cast(Gram | Reason, method(kernel))
+    elif kind is MaternKernel:
+        gram = RadialGram(kernel, _MATERN[cast(MaternKernel, kernel).nu])
+    # Subclasses such as PositiveIndexKernel only make the matrix of tasks in another way.
+    elif kind.forward is IndexKernel.forward:
+        gram = TasksGram(kernel)
+    elif make is not None:
+        gram = make(kernel)
+    else:
+        bases = (b for b in kind.__mro__ if b in _KNOWN or b is MaternKernel or _METHOD in vars(b))
+        base = next(bases, None)
+        known = f"a subclass of {base.__name__}" if base else "not known in closed form"
+        return Reason(f"{kind.__name__} is {known}")
+    # What a kernel is called on has all columns, what its forward is called on only its own.
+    dims = cast(Tensor | None, kernel.active_dims)
+    if not select or dims is None or isinstance(gram, Reason):
+        return gram
+    return ColumnsGram(gram, dims)
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether calling a module does anything else than its class says."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+_KNOWN: dict[type[Kernel], Callable[[Kernel], Gram]] = {
+    ConstantKernel: ConstantGram,
+    CosineKernel: partial(RadialGram, profile="cosine", lengthscale="period_length"),
+    LinearKernel: LinearGram,
+    PeriodicKernel: PeriodicGram,
+    PolynomialKernel: PolynomialGram,
+    RBFKernel: partial(RadialGram, profile="rbf"),
+    RQKernel: partial(RadialGram, profile="rational_quadratic", power="alpha"),
+    SpectralMixtureKernel: SpectralMixtureGram,
+}

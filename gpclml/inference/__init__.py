@@ -5,11 +5,6 @@ says in which form a solver takes their covariance. The posterior is exact, by a
 by conjugate gradients with bounded errors (:class:`IterativePosterior`).
 """
 
-from gpclml.inference.iterative_posterior import (
-    IterativePosterior,
-    IterativePrediction,
-    SolveReport,
-)
 from gpclml.inference.observations import (
     Observations,
     Road,
@@ -19,6 +14,9 @@ from gpclml.inference.observations import (
     training_observations,
 )
 from gpclml.inference.posterior import (
+    IterativePosterior,
+    IterativePrediction,
+    SolveReport,
     evaluating,
     exact_posterior,
 )

@@ -32,9 +32,14 @@ from gpclml._utils.arguments import all_finite, callers_level, check_placement
 from gpclml.conditioning import Conditioning, Split
 from gpclml.conditioning.strategies import stack_by_size
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
-from gpclml.gram import Gram, Reason, as_matrix, closed_form
-from gpclml.gram.closed_form import has_hooks
-from gpclml.linalg import ConjugateGradients, Covariance, DenseCovariance, IterativeCovariance
+from gpclml.gram import Gram, Reason, closed_form, has_hooks, matrix_node
+from gpclml.linalg import (
+    ConjugateGradients,
+    Covariance,
+    DenseCovariance,
+    ExactCovariance,
+    IterativeCovariance,
+)
 from gpclml.linalg.dense import Noise
 
 __all__ = [
@@ -55,6 +60,8 @@ Solver = Literal["auto", "cholesky", "cg"] | ConjugateGradients
 """A name, or the settings of conjugate gradients."""
 
 _SMALL = 2**20  # entries of covariances for which nobody asks how much memory there is
+_MATRICES = 7  # at the peak of a step: those of the kernel, of the factor and of the gradient
+_VECTORS = 12  # arrays of n times the size of a block at the peak of a step of conjugate gradients
 
 _ENTRY_BY_ENTRY = (
     operators.ConstantMulLinearOperator, operators.SumLinearOperator, operators.MulLinearOperator,
@@ -172,7 +179,7 @@ class Observations:
         return torch.Size((*batch, *shape[-2:]))
 
     @cached_property
-    def covariance(self) -> Covariance:
+    def covariance(self) -> ExactCovariance:
         """By its structure where it has one, else dense; where that fits into memory."""
         missing, shape, numbers = self.missing, self.shape, 2 * self.shape.numel()
         if numbers > 2 * _SMALL and lazy_kernels(self.latent) and not self._fits(numbers):
@@ -201,6 +208,7 @@ class Observations:
                 identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
                 matrix = torch.addcmul(matrix, noise.unsqueeze(-1), identity)
         if missing is not None:
+            # Identity rows: a missing target is a standard normal, independent of all others.
             matrix = matrix.masked_fill(missing.unsqueeze(-1) | missing.unsqueeze(-2), 0.0)
             matrix = matrix + torch.diag_embed(missing.to(matrix))
         return DenseCovariance(matrix)
@@ -232,16 +240,17 @@ class Observations:
             factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
             checked: See :func:`gpclml.linalg.safe_cholesky`.
         """
-        is_exact = solver in ("auto", "cholesky")
-        if is_exact and self.shape.numel() <= _SMALL:
-            return self.covariance.factored_in(factor_dtype, checked=checked)
         residual, block = self.residual, max(group.shape[-1] for group in blocks)
-        numbers = DenseCovariance.memory(self.shape, block)
-        if is_exact and self._fits(numbers):
-            return self.covariance.factored_in(factor_dtype, checked=checked)
+        size = self.shape.numel()
+        numbers = _MATRICES * size
+        if solver in ("auto", "cholesky") and (size <= _SMALL or self._fits(numbers)):
+            covariance = self.covariance
+            if isinstance(covariance, DenseCovariance):
+                return covariance.factored_in(factor_dtype, checked=checked)
+            return covariance
         n, dtype, device = residual.shape[-1], residual.dtype, residual.device
         if solver != "cholesky":
-            needed = IterativeCovariance.memory(torch.Size((*residual.shape, n)), block)
+            needed = _VECTORS * residual.numel() * (block + 1)
             environment.check_memory(
                 "conditioning", f"a block of {block} held-out points", needed, dtype, device,
                 "Hold out a smaller share of the points.",
@@ -269,6 +278,7 @@ class Observations:
 
     def iterative(self, settings: ConjugateGradients) -> IterativeCovariance:
         """The covariance by its products, formed whole only if there is room to keep it."""
+        # Toeplitz, interpolated, KeOps: their operators multiply faster than rows would.
         latent, kernels = self.latent, lazy_kernels(self.latent)
         if not kernels or has_structure(latent):
             whole = latent.evaluate_kernel()
@@ -305,6 +315,7 @@ class Observations:
     def split(self, conditioning: Conditioning, generator: torch.Generator | None) -> Split:
         """A split in flat target indices, ``(k_i, b_i t)``: a held-out row takes all its tasks."""
         observed = None
+        # All members hold out the same rows, so one that any of them observes counts.
         if self.missing is not None:  # rows with a target in any task of any batch member
             every = self.flat_indices(torch.arange(self.num_rows).unsqueeze(-1))
             observed = ~self.missing.cpu()[..., every]  # (*batch, n, t)
@@ -325,20 +336,21 @@ class Observations:
         flat = rows * self.num_tasks + tasks if self.interleaved else tasks * self.num_rows + rows
         return flat.flatten(-2)
 
-    def at(self, split: Split) -> tuple[Observations, list[Tensor]]:
-        """Only the targets that take part in a split of flat indices, and its blocks among them."""
-        if split.conditioned_on is None:
-            return self, split.held_out
-        rows = torch.cat([*(group.flatten() for group in split.held_out), split.conditioned_on])
-        index = torch.full((self.residual.shape[-1],), -1).scatter(0, rows, torch.arange(len(rows)))
-        return self._select(rows), [index[group] for group in split.held_out]
+    def at(self, split: Split, *, drop_missing: bool = True) -> tuple[Observations, list[Tensor]]:
+        """Only the targets that take part in a split of flat indices, and its blocks among them.
 
-    def observed_at(self, split: Split) -> tuple[Observations, list[Tensor]]:
-        """As :meth:`at`, without missing targets where the covariance can do without them."""
-        data, blocks = self.at(split)
-        if data.missing is None or not data._drops_missing():
+        Missing targets are dropped from both, if so wanted, where the covariance can do without.
+        """
+        data, blocks = self, split.held_out
+        if split.conditioned_on is not None:
+            rows = torch.cat([*(group.flatten() for group in blocks), split.conditioned_on])
+            index = torch.full((self.residual.shape[-1],), -1)
+            index[rows] = torch.arange(len(rows))
+            data, blocks = self._select(rows), [index[group] for group in blocks]
+        if not drop_missing or data.missing is None or not data._drops_missing():
             return data, blocks
         kept = ~data.missing.cpu()
+        # Places among the kept ones, to renumber the blocks.
         index = kept.cumsum(0) - 1
         if all(bool(kept[group].all()) for group in blocks):
             blocks = [index[group] for group in blocks]
@@ -355,9 +367,28 @@ class Observations:
         return isinstance(closed_form_of(self.latent), Gram)
 
     def _select(self, rows: Tensor) -> Observations:
-        """The targets at these flat indices, ``(k,)``, on the CPU."""
+        """The targets at these flat indices, ``(k,)``, on the CPU; kernels are not evaluated."""
         rows = rows.to(self.residual.device, non_blocking=True)
-        latent, noise = select(self.latent, self.independent_noise, rows)
+        latent, noise = self.latent, self.independent_noise
+        factors = kronecker_factors(latent)
+        if factors is not None:  # tasks differ from point to point
+            points, tasks, noise = factors
+            point, task = rows // tasks.shape[-1], rows % tasks.shape[-1]
+            product = linalg.permute(points.to_dense(), point)
+            product = product * linalg.permute(tasks.to_dense(), task)
+            latent, noise = operators.DenseLinearOperator(product), noise[..., task]
+        elif (
+            isinstance(latent, LazyEvaluatedKernelTensor)
+            and not latent.last_dim_is_batch
+            and latent.shape[-1] == latent.x1.shape[-2]  # one target a point
+        ):
+            x = cast(Tensor, latent.x1).index_select(-2, rows)
+            with torch.set_grad_enabled(latent._is_grad_enabled):
+                latent = LazyEvaluatedKernelTensor(x, x, kernel=latent.kernel, **latent.params)
+        else:
+            latent = cast(Any, latent)[..., rows, :][..., :, rows]
+        if factors is None and isinstance(noise, Tensor):
+            noise = noise[..., rows]
         return replace(
             self,
             latent=latent,
@@ -369,7 +400,12 @@ class Observations:
 
     def member(self, index: int | slice) -> Observations:
         """One member of a batch, or a run of consecutive members, along the first dimension."""
-        latent, noise = self.covariance[index].operators()
+        covariance, noise = self.covariance[index], None
+        if isinstance(covariance, linalg.LowRankPlusDiagonal):
+            features, noise = to_linear_operator(covariance.features), covariance.noise
+            latent: LinearOperator = operators.LowRankRootLinearOperator(features)
+        else:
+            latent = to_linear_operator(covariance.to_dense())
         missing = None if self.missing is None else self.missing[index]
         residual = self.residual[index]
         return replace(
@@ -422,6 +458,7 @@ class Observations:
                 "at least one observed held-out target in each",
                 "Hold out more points, or drop batch members without targets.",
             )  # fmt: skip
+        # Missing targets entered the density by their constant alone.
         return (value - MISSING_TERM * missing) / (count - missing).clamp_min(1)
 
 
@@ -461,6 +498,7 @@ def observations(
     missing = missing_targets(target, checked)
     noise: Noise = None
     if has_one_noise(likelihood) and type(function_dist) is MultivariateNormal:
+        # The likelihood would only add its noise, which the covariance takes as it is.
         output, noise = function_dist, cast(Any, likelihood).noise_covar
     else:
         output = cast(Any, likelihood(evaluate_points(function_dist), *params, **kwargs))
@@ -527,6 +565,7 @@ def likelihood_parameters(model: ExactGP, likelihood: Likelihood) -> tuple[Tenso
         # BoTorch's models transform inputs inside (in eval mode they hold them transformed);
         # the likelihood is to see what the kernel sees.
         inputs = tuple(transform(X=x) for x in inputs)
+    # GPyTorch finds the tasks in a column of the inputs, or is given them by themselves.
     takes_tasks = isinstance(likelihood, HadamardGaussianLikelihood)
     if not takes_tasks or likelihood.task_feature_index is not None:
         return inputs
@@ -591,6 +630,7 @@ def closed_form_of(covariance: LinearOperator) -> Gram | Reason:
         return Reason("the model's covariance is not one kernel that is yet to be evaluated")
     if covariance.last_dim_is_batch or covariance.params:
         return Reason("the kernel was called with arguments of its own")
+    # GPyTorch evaluates a kernel in the mode in which it was called.
     if torch.is_grad_enabled() and not covariance._is_grad_enabled:
         return Reason("the kernel was called without gradients")
     gram = closed_form(cast(Any, covariance.kernel))
@@ -628,7 +668,7 @@ def evaluate_points(prior: MultivariateNormal) -> MultivariateNormal:
         return prior
     if lazy._is_grad_enabled != torch.is_grad_enabled():
         return prior
-    points = to_linear_operator(as_matrix(gram(x), x.dtype))
+    points = to_linear_operator(matrix_node(gram(x), x.dtype))
     tasks = cast(Any, kernel.task_covar_module).covar_matrix
     product = operators.KroneckerProductLinearOperator(points, tasks)
     return MultitaskMultivariateNormal(prior.mean, product, interleaved=prior._interleaved)
@@ -657,6 +697,7 @@ def has_structure(covariance: LinearOperator) -> bool:
     """Whether it evaluates to other than matrices, entry by entry; kernels do at two points."""
     kernels = lazy_kernels(covariance)
     if kernels:
+        # The kind of an operator does not depend on the number of points.
         few = min(2 * targets_a_point(kernels), covariance.shape[-1])
         with torch.no_grad():
             covariance = cast(Any, covariance)[..., :few, :few].evaluate_kernel()
@@ -664,26 +705,6 @@ def has_structure(covariance: LinearOperator) -> bool:
     if terms:
         return any(has_structure(term) for term in terms)
     return not isinstance(covariance, operators.DenseLinearOperator)
-
-
-def select(covariance: LinearOperator, noise: Noise, rows: Tensor) -> tuple[LinearOperator, Noise]:
-    """Those of some observations, ``(k,)``; a kernel is evaluated at their inputs alone."""
-    factors = kronecker_factors(covariance)
-    if factors is not None:  # tasks differ from point to point
-        points, tasks, noise = factors
-        point, task = rows // tasks.shape[-1], rows % tasks.shape[-1]
-        product = linalg.permute(points.to_dense(), point) * linalg.permute(tasks.to_dense(), task)
-        return operators.DenseLinearOperator(product), noise[..., task]
-    if isinstance(noise, Tensor):
-        noise = noise[..., rows]
-    if isinstance(covariance, LazyEvaluatedKernelTensor) and not covariance.last_dim_is_batch:
-        x = cast(Tensor, covariance.x1)
-        if covariance.shape[-1] == x.shape[-2]:  # one target a point
-            x = x.index_select(-2, rows)
-            with torch.set_grad_enabled(covariance._is_grad_enabled):
-                kernel = covariance.kernel
-                return LazyEvaluatedKernelTensor(x, x, kernel=kernel, **covariance.params), noise
-    return cast(Any, covariance)[..., rows, :][..., :, rows], noise
 
 
 def kronecker_factors(
@@ -694,6 +715,7 @@ def kronecker_factors(
         return None
     product, diagonal = cast(Any, covariance.linear_op), cast(Any, covariance.diag_tensor)
     kind = operators.KroneckerProductLinearOperator
+    # GPyTorch nests products of more than two factors, for which nothing is known.
     if type(product) is not kind or len(product.linear_ops) != 2:
         return None
     points, tasks = product.linear_ops

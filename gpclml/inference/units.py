@@ -50,6 +50,7 @@ def units_of_targets(
             "model.outcome_transform", type(transform).__name__, "botorch's Standardize, or none",
             "Other transforms have a Jacobian of their own: score with units='training'.",
         )  # fmt: skip
+    # BoTorch standardizes each output by itself.
     scale, shift = cast(Any, transform).stdvs.double(), cast(Any, transform).means.double()
     if multitask:  # (*batch, 1, outputs)
         return scale, shift
@@ -145,6 +146,7 @@ class PosteriorNormal(MultivariateNormal):
         Returns:
             ``(*sample, *batch)``.
         """
+        # The change of units has the Jacobian s in each dimension.
         density = self._in_own_units.log_prob((value - self.mean) / self._unit)
         return density - self.event_shape.numel() * self._unit.squeeze(-1).log()
 
@@ -174,6 +176,7 @@ class PosteriorNormal(MultivariateNormal):
         """The unit s, ``(*batch, 1)``."""
         diagonal = self.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2).detach()
         largest = diagonal.amax(-1, keepdim=True)
+        # A variance of zero or NaN has no unit: numbers then stay as they are.
         usable = torch.isfinite(largest) & (largest > 0)
         return torch.where(usable, largest, 1.0).log2().div(2).round().exp2()
 

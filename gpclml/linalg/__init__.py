@@ -5,7 +5,7 @@ Tensors go in and tensors come out: nothing here knows of models.
 """
 
 from gpclml.gram.autograd import refuse_double_backward
-from gpclml.linalg.covariance import ConditionedBlock, Covariance, Predictor
+from gpclml.linalg.covariance import ConditionedBlock, Covariance, ExactCovariance, Predictor
 from gpclml.linalg.dense import DenseCovariance, GramCovariance
 from gpclml.linalg.iterative import (
     ConjugateGradients,
@@ -30,6 +30,7 @@ __all__ = [
     "ConjugateGradients",
     "Covariance",
     "DenseCovariance",
+    "ExactCovariance",
     "GramCovariance",
     "IterativeCovariance",
     "IterativeReport",

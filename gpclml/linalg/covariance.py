@@ -5,15 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from linear_operator.operators import LinearOperator
 from torch import Size, Tensor
 
 from gpclml.gram import Evaluated
 
-__all__ = ["ConditionedBlock", "Covariance", "Predictor", "common_batch"]
+__all__ = ["ConditionedBlock", "Covariance", "ExactCovariance", "Predictor", "expanded"]
 
 
 class Covariance(ABC):
@@ -28,42 +27,16 @@ class Covariance(ABC):
     with those of the covariance. Log densities are in nats. Shapes and indices are not checked.
 
     Attributes:
+        shape: ``(*batch, n, n)``.
+        dtype: Floating-point type of the entries, and of what is computed from them.
+        device: Where the entries are.
         reports: How well each block of the last density was solved for; empty where that is exact.
     """
 
+    shape: Size
+    dtype: torch.dtype
+    device: torch.device
     reports: tuple[Any, ...] = ()
-
-    # What a kind implements, of residuals in the batch shape of both.
-    _conditional_log_density: Any
-    _block_log_densities: Any
-    _leave_one_out: Any
-    _sequential: Any
-    _predictions: Any
-
-    @property
-    @abstractmethod
-    def shape(self) -> Size:
-        """``(*batch, n, n)``."""
-
-    @property
-    @abstractmethod
-    def dtype(self) -> torch.dtype:
-        """Floating-point type of the entries, and of what is computed from them."""
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where the entries are."""
-
-    @classmethod
-    @abstractmethod
-    def memory(cls, shape: Size, block: int) -> int:
-        """Peak number of stored numbers for the density of a held-out block and its gradient.
-
-        Args:
-            shape: Shape of the covariance; of the features where it is of low rank.
-            block: Number of held-out points.
-        """
 
     def log_density(self, residual: Tensor) -> Tensor:
         """The joint log density of all residuals, ``(*batch,)``."""
@@ -86,6 +59,7 @@ class Covariance(ABC):
         """
         return self.held_out_log_density(residual, [held_out.unsqueeze(-2)])
 
+    @abstractmethod
     def block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         r"""The joint log density of each block given all points outside it, in the order given.
 
@@ -105,9 +79,6 @@ class Covariance(ABC):
         Returns:
             ``(*batch, k_1 + k_2 + ...)``.
         """
-        if len(blocks) == 1 and blocks[0].shape[-2] == 1:
-            return self.held_out_log_density(residual, blocks).unsqueeze(-1)
-        return self._block_log_densities(self._expanded(residual), blocks)
 
     def held_out_log_density(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """The sum of these log densities, ``(*batch,)``, whose gradient may cost less than theirs.
@@ -116,10 +87,7 @@ class Covariance(ABC):
             residual: ``(*batch, n)``.
             blocks: As for :meth:`block_log_densities`.
         """
-        residual = self._expanded(residual)
-        if len(blocks) == 1 and blocks[0].shape[-2] == 1:
-            return self._conditional_log_density(residual, blocks[0].squeeze(-2))
-        return self._block_log_densities(residual, blocks).sum(-1)
+        return self.block_log_densities(residual, blocks).sum(-1)
 
     def density(self, blocks: Sequence[Tensor]) -> Any:
         """Held-out blocks in the form that :meth:`log_density_and_vjp` takes.
@@ -145,8 +113,23 @@ class Covariance(ABC):
         """
         value = self.held_out_log_density(residual, density)
         tensors = [value] if value.requires_grad else []
-        return Evaluated(value.detach(), tensors, lambda grad, _=None, /: [(value, grad)])
+        return Evaluated(value.detach(), tensors, lambda grad: [(value, grad)])
 
+    @abstractmethod
+    def predictor(self, residual: Tensor, missing: Tensor | None = None) -> Predictor:
+        """Solves for the residuals once, to predict other values from them.
+
+        Args:
+            residual: ``(*batch, n)``; zero where missing.
+            missing: Which observations are missing, ``(*batch, n)``; the covariance has variance
+                one and no correlation there. None if none is missing.
+        """
+
+
+class ExactCovariance(Covariance):
+    """A covariance with an exact factorization, of which single entries are known as well."""
+
+    @abstractmethod
     def leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         r"""Mean and variance of single points given all others, ``(*batch, b)`` each.
 
@@ -159,7 +142,6 @@ class Covariance(ABC):
             residual: ``(*batch, n)``.
             rows: Indices of the points to predict, ``(b,)``.
         """
-        return self._leave_one_out(self._expanded(residual), rows.to(self.device))
 
     def sequential(self, residual: Tensor, orders: Tensor | None = None) -> Tensor:
         r"""Learning curves: the log density :math:`\log p(r_i \mid r_{<i})` of each point.
@@ -171,83 +153,53 @@ class Covariance(ABC):
         Returns:
             ``(*batch, k, n)``; term i of curve j is that of point ``orders[j, i]``.
         """
-        orders = None if orders is None else orders.to(self.device)
-        return self._sequential(self._expanded(residual), orders)
-
-    @torch.no_grad()
-    def predictions(self, residual: Tensor, orders: Tensor) -> tuple[Tensor, Tensor]:
-        r"""Errors :math:`r_i - E[r_i \mid r_{<i}]` and variances :math:`Var[r_i \mid r_{<i}]`.
-
-        Of one covariance, without a batch and without a gradient.
-
-        Args:
-            residual: ``(n,)``.
-            orders: Orders in which the points arrive, ``(k, n)``.
-
-        Returns:
-            Errors and variances, noise included, ``(k, n)`` each; number i of row j is of point
-            ``orders[j, i]``.
-        """
-        return self._predictions(residual, orders.to(self.device))
+        errors, variances = self.predictions(residual, orders)
+        return torch.distributions.Normal(0.0, variances.sqrt(), False).log_prob(errors)
 
     @abstractmethod
-    def predictor(self, residual: Tensor, missing: Tensor | None = None) -> Predictor:
-        """Solves for the residuals once, to predict other values from them.
+    def predictions(self, residual: Tensor, orders: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        r"""Errors :math:`r_i - E[r_i \mid r_{<i}]` and variances :math:`Var[r_i \mid r_{<i}]`.
 
         Args:
-            residual: ``(*batch, n)``; zero where missing.
-            missing: Which observations are missing, ``(*batch, n)``; the covariance has variance
-                one and no correlation there. None if none is missing.
+            residual: ``(*batch, n)``.
+            orders: Orders in which the points arrive, ``(k, n)``; data order if None.
+
+        Returns:
+            Errors and variances, noise included, ``(*batch, k, n)`` each; number i of row j is of
+            point ``orders[j, i]``.
         """
 
-    def take(self, rows: Tensor) -> Covariance:
+    @abstractmethod
+    def take(self, rows: Tensor) -> ExactCovariance:
         """The covariance of the points at these indices.
 
         Args:
             rows: ``(b,)``, or ``(*batch, b)`` for points of its own in each member.
         """
-        raise NotImplementedError
 
-    def __getitem__(self, index: Any) -> Covariance:
+    @abstractmethod
+    def __getitem__(self, index: Any) -> ExactCovariance:
         """The members of the batch at an index of the leading dimensions."""
-        raise NotImplementedError
 
+    @abstractmethod
     def diagonal(self) -> Tensor:
         """Variances of the observations, ``(*batch, n)``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def to_dense(self) -> Tensor:
         """The covariance as a matrix, ``(*batch, n, n)``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def condition_number(self) -> float:
         """The condition number, or an estimate of it, of one covariance without a batch."""
-        raise NotImplementedError
-
-    def operators(self) -> tuple[LinearOperator, Tensor | None]:
-        """A linear operator, and variances ``(*batch, n)`` to add to its diagonal or None."""
-        raise NotImplementedError
-
-    def factored_in(self, dtype: torch.dtype | None, *, checked: bool = True) -> Covariance:
-        """The same covariance with other settings of its Cholesky factors, where it has any.
-
-        Args:
-            dtype: See :func:`gpclml.linalg.factorization_dtype`.
-            checked: See :func:`gpclml.linalg.safe_cholesky`.
-        """
-        return self
-
-    def _expanded(self, residual: Tensor) -> Tensor:
-        """The residual in the batch shape of both."""
-        batch = common_batch(self.shape[:-2], residual.shape[:-1])
-        if batch == residual.shape[:-1]:
-            return residual
-        return residual.expand(*batch, residual.shape[-1])
 
 
-def common_batch(*shapes: Size) -> Size:
-    """The batch shape that these broadcast to; equal ones, the usual case, take no time."""
-    return shapes[0] if len(set(shapes)) == 1 else torch.broadcast_shapes(*shapes)
+def expanded(residual: Tensor, shape: Size) -> Tensor:
+    """A residual in the batch shape of itself and a covariance of this shape, ``(*batch, n)``."""
+    if shape[:-2] == residual.shape[:-1]:
+        return residual
+    batch = torch.broadcast_shapes(shape[:-2], residual.shape[:-1])
+    return residual.expand(*batch, residual.shape[-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,14 +222,8 @@ class ConditionedBlock:
         return self.vectors.mT @ other.vectors
 
 
-class Predictor(ABC):
-    """Predicts other values from observations, whose linear system was solved once.
-
-    Attributes:
-        missing: Which observations are missing, ``(*batch, n)``; None where none is.
-    """
-
-    missing: Tensor | None = None
+class Predictor(Protocol):
+    """Predicts other values from observations, whose linear system was solved once."""
 
     def given(self, cross: Tensor, keep: bool = False) -> ConditionedBlock:
         """What the observations say of other values.
@@ -287,10 +233,4 @@ class Predictor(ABC):
                 broadcast.
             keep: Whether to keep the vectors that the joint covariance with other blocks takes.
         """
-        if self.missing is not None:
-            cross = torch.where(self.missing.unsqueeze(-1), 0.0, cross)
-        return self._given(cross, keep)
-
-    @abstractmethod
-    def _given(self, cross: Tensor, keep: bool) -> ConditionedBlock:
-        """The same, where what is missing has no correlation."""
+        ...

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,12 +17,10 @@ from typing import Any, Self, cast
 
 import numpy
 import torch
-from linear_operator import to_linear_operator
-from linear_operator.operators import LinearOperator
 from torch import Size, Tensor
 
-from gpclml.gram import Evaluated, Gradients, Gram, Hyperparameter, as_matrix, precomputed
-from gpclml.linalg.covariance import ConditionedBlock, Covariance, Predictor
+from gpclml.gram import Evaluated, Gradients, Gram, Hyperparameter, matrix_node, precomputed
+from gpclml.linalg.covariance import ConditionedBlock, ExactCovariance, Predictor, expanded
 from gpclml.linalg.matrices import (
     HALF_LOG_2PI,
     SingularError,
@@ -39,40 +36,12 @@ __all__ = ["DenseCovariance", "GramCovariance", "LogDensity", "block_log_densiti
 
 # Up to this held-out share, n x b triangular solves cost less than two inverses.
 _SOLVE_UP_TO = 0.3
-_MATRICES = 7  # at the peak of a step: those of the kernel, of the factor and of the gradient
-
 
 State = Sequence[Tensor]  # what the gradient of a density needs of its evaluation
 
 
-class LogDensity(ABC):
-    """The log density of held-out residuals as a function of covariance and residuals.
-
-    Attributes:
-        order: Order that the points have to be in, ``(n,)`` or ``(*batch, n)``; None for data
-            order.
-    """
-
-    order: Tensor | None
-
-    @abstractmethod
-    def evaluate(self, K: Tensor, residuals: Tensor, is_free: bool) -> tuple[Tensor, State]:
-        """Log densities ``(*batch, k)`` of residuals ``(*batch, k, n)``, and what a gradient needs.
-
-        A covariance K, ``(*batch, n, n)``, that is free may be overwritten by its factor; if that
-        fails, a SingularError says that it is gone.
-        """
-
-    @abstractmethod
-    def gradient(self, state: State, weights: Tensor, is_free: bool) -> tuple[Tensor, Tensor]:
-        """Of the densities' sum, weighted ``(*batch, k)``, for K (symmetric) and for residuals.
-
-        The state is what the evaluation gave for it, and may be overwritten if it is free.
-        """
-
-
 @dataclass(frozen=True)
-class ConditionalLogDensity(LogDensity):
+class ConditionalLogDensity:
     r"""The joint log density of the points that come last, given those before them.
 
     With :math:`W = L^{-\top} E_B`, :math:`u = L^{-\top}[0; z_B]` and :math:`\alpha = L^{-\top} z`,
@@ -82,31 +51,49 @@ class ConditionalLogDensity(LogDensity):
 
     n³/3 + 3 n² b floating-point operations for value and gradient (b <= 0.3 n; at most 5/3 n³
     beyond).
+
+    Attributes:
+        order: Order that the points have to be in, held-out points last, ``(n,)`` or
+            ``(*batch, n)``; None for data order.
+        num_held_out: Their number b.
+        factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
+        checked: See :func:`gpclml.linalg.safe_cholesky`.
     """
 
     order: Tensor | None
-    num_held_out: int  # b
+    num_held_out: int
     factor_dtype: torch.dtype | None = None
     checked: bool = True
 
     def evaluate(self, K: Tensor, residuals: Tensor, is_free: bool) -> tuple[Tensor, State]:
-        """See :meth:`LogDensity.evaluate`."""
+        """Log densities ``(*batch, k)`` of residuals ``(*batch, k, n)``, and what a gradient needs.
+
+        A covariance K, ``(*batch, n, n)``, that is free may be overwritten by its factor; if that
+        fails, a SingularError says that it is gone.
+        """
         L = safe_cholesky(K, self.factor_dtype, checked=self.checked, in_place=is_free)
         z = torch.linalg.solve_triangular(L, residuals.mT.to(L.dtype), upper=False)
         pivots = L.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)[..., -self.num_held_out :, :]
+        # In place from here on: for few points each array costs as much as its entries.
         terms = torch.add(pivots.log(), z[..., -self.num_held_out :, :].square(), alpha=0.5)
         return -terms.add_(HALF_LOG_2PI).sum(-2), (L, z)
 
     def gradient(self, state: State, weights: Tensor, is_free: bool) -> tuple[Tensor, Tensor]:
-        """By n x b triangular solves, or by two inverses where many points are held out."""
+        """Of the densities' sum, weighted ``(*batch, k)``, for K (symmetric) and for residuals.
+
+        By n x b triangular solves, or by two inverses where many points are held out. A state, as
+        the evaluation gave it, may be overwritten if it is free.
+        """
         L, z = state
         (n, k), b = z.shape[-2:], self.num_held_out
         weights = weights.unsqueeze(-2)  # (*batch, 1, k)
         scale = -0.5 * (weights if k == 1 else weights.sum(-1, keepdim=True))
+        # The inverse of K is all that the log marginal likelihood needs.
         if b == n:  # u is alpha
             alpha = torch.linalg.solve_triangular(L.mT, z, upper=True)
             gradient = inverse_of_factor(L, in_place=is_free).mul_(scale)
             return plus_product(gradient, alpha * (0.5 * weights), alpha), (alpha * -weights).mT
+        # Right-hand sides of one solve: the last columns of the identity, [0; z_B], and z.
         tail = torch.cat([torch.zeros_like(z[..., : n - b, :]), z[..., n - b :, :]], dim=-2)
         columns = [tail, z]
         if few := b <= _SOLVE_UP_TO * n:
@@ -131,7 +118,7 @@ class ConditionalLogDensity(LogDensity):
 
 
 @dataclass(frozen=True)
-class BlockLogDensity(LogDensity):
+class BlockLogDensity:
     r"""The sum of the joint log densities of several blocks, each given all points outside it.
 
     With :math:`Q = K^{-1}`, :math:`\alpha = Q r`, :math:`s = Q_{BB}^{-1} \alpha_B` and
@@ -151,9 +138,10 @@ class BlockLogDensity(LogDensity):
     order: Tensor | None = field(default=None, init=False)
 
     def evaluate(self, K: Tensor, residuals: Tensor, is_free: bool) -> tuple[Tensor, State]:
-        """See :meth:`LogDensity.evaluate`."""
+        """As for one block."""
         L = safe_cholesky(K, self.factor_dtype, checked=self.checked, in_place=is_free)
         alpha = torch.cholesky_solve(residuals.mT.to(L.dtype), L)  # (*batch, n, r)
+        # A GPU uses memory again without clearing it: only a CPU gains by working in place.
         Q = inverse_of_factor(L, in_place=L.is_cpu)
         value, factors, sources = 0.0, [], []
         for group in self.blocks:
@@ -164,9 +152,10 @@ class BlockLogDensity(LogDensity):
         return cast(Tensor, value), (Q, alpha, *factors, *sources)
 
     def gradient(self, state: State, weights: Tensor, is_free: bool) -> tuple[Tensor, Tensor]:
-        """By products of the inverse with its blocks."""
+        """As for one block; by products of the inverse with its blocks."""
         Q, alpha, *saved = state
         count = len(self.blocks)
+        # Where residuals share a covariance, each is weighted before the sum.
         weights = weights[..., None, None, :]  # (*batch, 1, 1, r)
         middles, source = [], torch.zeros_like(alpha)
         for group, L_Q, s in zip(self.blocks, saved[:count], saved[count:], strict=True):
@@ -179,6 +168,9 @@ class BlockLogDensity(LogDensity):
         u = Q @ source
         left, right = torch.cat([u, alpha], dim=-1), torch.cat([alpha, u], dim=-1)
         return gradient.add_(left @ (0.5 * right).mT), -u.mT
+
+
+LogDensity = ConditionalLogDensity | BlockLogDensity
 
 
 def block_log_densities(
@@ -208,7 +200,7 @@ def block_log_densities(
     return half_log_det - 0.5 * quadratic - group.shape[-1] * HALF_LOG_2PI, L_Q, s
 
 
-class DenseCovariance(Covariance):
+class DenseCovariance(ExactCovariance):
     """A covariance as a matrix, factored by each density that is asked of it.
 
     Args:
@@ -224,27 +216,7 @@ class DenseCovariance(Covariance):
         self, matrix: Tensor, factor_dtype: torch.dtype | None = None, checked: bool = True
     ) -> None:
         self.matrix, self.factor_dtype, self.checked = matrix, factor_dtype, checked
-        self._shape, self._like = matrix.shape, matrix
-
-    @property
-    def shape(self) -> Size:
-        """``(*batch, n, n)``."""
-        return self._shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the matrix, or of the points that it is computed from."""
-        return self._like.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the matrix."""
-        return self._like.device
-
-    @classmethod
-    def memory(cls, shape: Size, block: int) -> int:
-        """Seven matrices, for a block of any size."""
-        return _MATRICES * shape.numel()
+        self.shape, self.dtype, self.device = matrix.shape, matrix.dtype, matrix.device
 
     def to_dense(self) -> Tensor:
         """The matrix."""
@@ -262,14 +234,9 @@ class DenseCovariance(Covariance):
         """The matrices at an index of the batch."""
         return DenseCovariance(self.matrix[index], self.factor_dtype, self.checked)
 
-    def operators(self) -> tuple[LinearOperator, None]:
-        """The matrix as an operator, noise and all."""
-        return to_linear_operator(self.matrix), None
-
-    def factored_in(self, dtype: torch.dtype | None, *, checked: bool = True) -> Self:
-        """With these settings of the Cholesky factors."""
-        if dtype is self.factor_dtype and checked == self.checked:
-            return self
+    def factored_in(self, dtype: torch.dtype | None, *, checked: bool) -> Self:
+        """The same covariance with these settings of its Cholesky factors."""
+        # A shallow copy shares the matrix, also one that has been formed already.
         covariance = copy.copy(self)
         covariance.factor_dtype, covariance.checked = dtype, checked
         return covariance
@@ -278,6 +245,7 @@ class DenseCovariance(Covariance):
         """LAPACK's estimate in the 1-norm, from a Cholesky factor."""
         from scipy.linalg import lapack
 
+        # dpocon takes the upper factor: to LAPACK, which has columns first, the transpose.
         factor = safe_cholesky(self.matrix).to("cpu", torch.float64)
         norm = float(self.matrix.abs().sum(0).max())
         estimate, _ = cast(Any, lapack).dpocon(factor.numpy().T, norm, uplo="U")
@@ -296,7 +264,7 @@ class DenseCovariance(Covariance):
         there is, no order is needed.
         """
         if len(blocks) == 1 and blocks[0].shape[-2] == 1:
-            (*_, b), n, order = blocks[0].shape, self._shape[-1], None
+            (*_, b), n, order = blocks[0].shape, self.shape[-1], None
             rows = blocks[0].squeeze(-2).cpu().numpy()  # for few points PyTorch's calls take longer
             if b < n and (rows != numpy.arange(n - b, n)).any():
                 members = rows.reshape(-1, b)
@@ -306,6 +274,7 @@ class DenseCovariance(Covariance):
                 order = torch.from_numpy(numpy.concatenate([others, rows], -1))
                 order = order.to(self.device, non_blocking=True)
             return ConditionalLogDensity(order, b, self.factor_dtype, self.checked)
+        # Disjoint blocks have fewer columns in all than the overlapping general case.
         indices = torch.cat([group.flatten() for group in blocks])
         disjoint = indices.numel() == indices.unique().numel()
         moved = tuple(group.to(self.device, non_blocking=True) for group in blocks)
@@ -313,12 +282,14 @@ class DenseCovariance(Covariance):
 
     def held_out_log_density(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """As one node of autograd, with the gradient from the same factor."""
-        density = self.density(blocks)
-        return precomputed(self.log_density_and_vjp(self._expanded(residual), density))
+        return precomputed(self.log_density_and_vjp(residual, self.density(blocks)))
 
     def log_density_and_vjp(self, residual: Tensor, density: Any) -> Evaluated:
         """With the gradient from the same factor, computed in its memory where that is free."""
         order, batch = cast(Tensor | None, density.order), residual.shape[:-1]
+        if batch != self.shape[:-2]:
+            residual = expanded(residual, self.shape)
+            batch = residual.shape[:-1]
         matrix, tensors, matrix_vjp, is_free = self._evaluated(order, batch)
         dtype, shape = matrix.dtype, matrix.shape
         layout = None if shape[:-2] == batch else BatchLayout(shape[:-2], batch)
@@ -338,11 +309,12 @@ class DenseCovariance(Covariance):
                 is_free = False
                 values, state = evaluate(self._evaluated(order, batch).value, is_free)
         del matrix  # the product needs the factor, and not the matrix
+        # A list, so that the product can let go of the state before the gradient is formed.
         states = [state]
         del state
         value = values.squeeze(-1) if layout is None else layout.unstacked(values)
 
-        def vjp(grad: Tensor, _: Tensor | None = None, /) -> Gradients:
+        def vjp(grad: Tensor) -> Gradients:
             grad = grad.to(values.dtype)
             weights = grad.unsqueeze(-1) if layout is None else layout.stacked(grad)
             # In the memory of the factor, which is computed again for a graph that was kept.
@@ -366,7 +338,7 @@ class DenseCovariance(Covariance):
         """The matrix of points in an order; one for each of a batch if the order is of each."""
         matrix = self.matrix
         tensors = [matrix] if matrix.requires_grad else []
-        in_data_order = Evaluated(matrix.detach(), tensors, lambda G, _=None, /: [(matrix, G)])
+        in_data_order = Evaluated(matrix.detach(), tensors, lambda G: [(matrix, G)])
         if order is None:
             return in_data_order
         return _reordered(in_data_order, order, batch, is_free=matrix.is_cpu)
@@ -374,9 +346,12 @@ class DenseCovariance(Covariance):
     def _evaluated_matrix(self) -> Tensor:
         """The matrix in the type that it was evaluated in, differentiable."""
         evaluated = self._evaluated(None, self.shape[:-2])
-        return as_matrix(evaluated, evaluated.value.dtype)
+        return matrix_node(evaluated, evaluated.value.dtype)
 
-    def _block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+    def block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        """From one inverse, for any number of blocks; each with a gradient of its own."""
+        if len(blocks) == 1 and blocks[0].shape[-2] == 1:
+            return self.held_out_log_density(residual, blocks).unsqueeze(-1)
         L = safe_cholesky(self._evaluated_matrix(), self.factor_dtype, checked=self.checked)
         alpha = torch.cholesky_solve(residual.to(L.dtype).unsqueeze(-1), L)
         Q = torch.cholesky_inverse(L) if L.requires_grad else inverse_of_factor(L, in_place=True)
@@ -384,8 +359,9 @@ class DenseCovariance(Covariance):
         values = [block_log_densities(Q, alpha, group, self.checked)[0] for group in groups]
         return torch.cat(values, dim=-2).squeeze(-1).to(residual.dtype)
 
-    def _leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        # With K⁻¹ = L⁻ᵀ L⁻¹, from the columns of L⁻¹.
+    def leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """With K⁻¹ = L⁻ᵀ L⁻¹, from the columns of L⁻¹."""
+        rows = rows.to(self.device)
         L = safe_cholesky(self.matrix, self.factor_dtype)
         units = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)[:, rows]
         columns = torch.linalg.solve_triangular(L, units, upper=False)
@@ -395,21 +371,16 @@ class DenseCovariance(Covariance):
         mean = residual[..., rows] - error.to(residual.dtype)
         return mean, variance.to(residual.dtype).expand(mean.shape)
 
-    def _sequential(self, residual: Tensor, orders: Tensor | None) -> Tensor:
-        errors, variances = self._predictions(residual, orders)
-        normal = torch.distributions.Normal(torch.zeros_like(errors), variances.sqrt())
-        return normal.log_prob(errors)
-
-    def _predictions(self, residual: Tensor, orders: Tensor | None) -> tuple[Tensor, Tensor]:
-        # With the residuals whitened by the factor, z: errors z_i L_ii and variances L_ii².
+    def predictions(self, residual: Tensor, orders: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """By a factor for each order, whose whitened residuals are z: z_i L_ii and L_ii²."""
         K, errors, variances = self._evaluated_matrix(), [], []
-        for order in [None] if orders is None else orders:
+        for order in [None] if orders is None else orders.to(self.device):
             ordered = residual if order is None else take(residual, order)
             L = safe_cholesky(K if order is None else permute(K, order), self.factor_dtype)
             z = torch.linalg.solve_triangular(L, ordered.to(L.dtype).unsqueeze(-1), upper=False)
             pivots = L.diagonal(dim1=-2, dim2=-1)
             errors.append((z.squeeze(-1) * pivots).to(residual.dtype))
-            variances.append(pivots.square().to(residual.dtype).expand(residual.shape))
+            variances.append(pivots.square().to(residual.dtype).expand(errors[0].shape))
         return torch.stack(errors, dim=-2), torch.stack(variances, dim=-2)
 
 
@@ -445,12 +416,12 @@ class GramCovariance(DenseCovariance):
     ) -> None:
         self.gram, self.points, self.noise = gram, points, noise
         self.factor_dtype, self.checked = factor_dtype, checked
-        self._shape, self._like = shape, points
+        self.shape, self.dtype, self.device = shape, points.dtype, points.device
 
     @cached_property
     def matrix(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The covariance as a matrix, differentiable."""
-        return as_matrix(self._evaluated(None, self._shape[:-2]), self.dtype)
+        return matrix_node(self._evaluated(None, self.shape[:-2]), self.dtype)
 
     def _evaluated(self, order: Tensor | None, batch: Size) -> Evaluated:
         """By the kernel of points in that order, or from the matrix where it has been formed."""
@@ -471,13 +442,13 @@ class GramCovariance(DenseCovariance):
             variances = noise.value
             if moves_noise:
                 variances = variances.index_select(-1, cast(Tensor, order))
-            if not is_free or matrix.shape != self._shape:
-                matrix = matrix.expand(self._shape).clone()
+            if not is_free or matrix.shape != self.shape:
+                matrix = matrix.expand(self.shape).clone()
             matrix.diagonal(dim1=-2, dim2=-1).add_(variances)
 
-        def vjp(G: Tensor, _: Tensor | None = None, /) -> Gradients:
+        def vjp(G: Tensor) -> Gradients:
             gradients = kernel_vjp(G)
-            if noise.needed:
+            if noise.tensor.requires_grad:
                 grad_noise = G.diagonal(dim1=-2, dim2=-1)
                 if moves_noise:
                     index = cast(Tensor, order)
@@ -485,7 +456,7 @@ class GramCovariance(DenseCovariance):
                 gradients += noise.gradients(grad_noise)
             return gradients
 
-        needed = [noise.tensor] if noise.needed else []
+        needed = [noise.tensor] if noise.tensor.requires_grad else []
         # A network may be another, with other features, when it is asked a second time. A GPU has
         # memory that is used again without being cleared.
         is_free = matrix.is_cpu and not self.gram.has_features
@@ -499,7 +470,7 @@ def _reordered(evaluated: Evaluated, order: Tensor, batch: Size, *, is_free: boo
     if order.ndim > 1:
         matrix = matrix.expand(*batch, *shape[-2:])
 
-    def vjp(G: Tensor, _: Tensor | None = None, /) -> Gradients:
+    def vjp(G: Tensor) -> Gradients:
         return matrix_vjp(permute(G, inverse).sum_to_size(shape))
 
     return Evaluated(permute(matrix, order), tensors, vjp, is_free)
@@ -512,6 +483,7 @@ class BatchLayout:
     """
 
     def __init__(self, covariances: Size, batch: Size) -> None:
+        # As shapes are broadcast: missing leading dimensions have size one.
         padded = (1,) * (len(batch) - len(covariances)) + tuple(covariances)
         self._batch = batch
         self._shared = [i for i, size in enumerate(padded) if size < batch[i]]
@@ -534,13 +506,18 @@ class BatchLayout:
         return values.movedim(self._last, self._shared)
 
 
-class _DensePredictor(Predictor):
+@dataclass(frozen=True)
+class _DensePredictor:
     """By the factor L and the whitened residuals, ``(*batch, n, 1)``."""
 
-    def __init__(self, factor: Tensor, whitened: Tensor, missing: Tensor | None) -> None:
-        self._factor, self._whitened, self.missing = factor, whitened, missing
+    factor: Tensor
+    whitened: Tensor
+    missing: Tensor | None
 
-    def _given(self, cross: Tensor, keep: bool) -> ConditionedBlock:
-        V = torch.linalg.solve_triangular(self._factor, cross, upper=False)
-        shift = (V.mT @ self._whitened).squeeze(-1)
+    def given(self, cross: Tensor, keep: bool = False) -> ConditionedBlock:
+        """See :class:`~gpclml.linalg.Predictor`."""
+        if self.missing is not None:
+            cross = torch.where(self.missing.unsqueeze(-1), 0.0, cross)
+        V = torch.linalg.solve_triangular(self.factor, cross, upper=False)
+        shift = (V.mT @ self.whitened).squeeze(-1)
         return ConditionedBlock(shift, V.square().sum(-2), V if keep else None)

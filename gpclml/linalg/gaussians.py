@@ -208,42 +208,6 @@ class FullGaussian(WeightDistribution):
     def _centered(self, num_draws: int, generator: torch.Generator) -> Tensor:
         return self._normals((num_draws, len(self.mean)), generator) @ self.root.mT
 
-    def updated(
-        self, features: Tensor, residual: float | Tensor, noise: float | Tensor
-    ) -> FullGaussian:
-        r"""The posterior given further points, added one after the other at 4 R² operations each.
-
-        Potter's form of the update keeps the covariance positive: with
-        :math:`v = A^\top \phi`, :math:`s = \sigma^2 + v^\top v` and
-        :math:`\gamma = 1 / (s + \sigma \sqrt{s})`,
-        :math:`A \leftarrow A - \gamma A v v^\top` (Bierman 1977, Section II.3).
-
-        Args:
-            features: Features of the new points, ``(R,)`` or ``(m, R)``.
-            residual: Their targets less the prior mean, a number or ``(m,)``.
-            noise: Noise variance, one or ``(m,)``.
-
-        Raises:
-            ArgumentError: The noise is not positive.
-        """
-        rows = torch.atleast_2d(features)
-        # In the type of the mean at once: a float would pass through float32.
-        residual, noise = (
-            torch.as_tensor(values, dtype=self.mean.dtype, device=self.mean.device)
-            for values in (residual, noise)
-        )
-        check_positive(noise=noise)
-        mean, root = self.mean, self.root
-        for phi, target, variance in zip(
-            rows, residual.expand(len(rows)), noise.expand(len(rows)), strict=True
-        ):
-            v = root.mT @ phi
-            s = variance + v @ v
-            gain = root @ v
-            mean = mean + gain * ((target - phi @ mean) / s)
-            root = root - torch.outer(gain / (s + (variance * s).sqrt()), v)
-        return FullGaussian(mean, root)
-
 
 @dataclass(frozen=True)
 class DualGaussian(WeightDistribution):
@@ -336,7 +300,8 @@ def linear_posterior(
     )
     if n >= R:
         scale = prior_variance.sqrt()
-        L, mean = LowRankPlusDiagonal(features * scale, noise).posterior(residual)
+        weights = LowRankPlusDiagonal(features * scale, noise).weights()
+        L, mean = weights.factor, weights.mean(residual.unsqueeze(-1)).squeeze(-1)
         identity = torch.eye(R, dtype=L.dtype, device=L.device)
         root = torch.linalg.solve_triangular(L.mT, identity, upper=True).to(features)
         return FullGaussian(scale * mean.to(features), scale.unsqueeze(-1) * root)
@@ -431,6 +396,7 @@ class LowRankFamily(GaussianFamily):
             eigenvalues = 1 / prior_variance[: self.rank]
         else:
             vectors, eigenvalues = _smallest(features, prior_variance, noise, self.rank)
+        # Where the posterior is narrower than epsilon a direction is left out.
         lengths = (1 / eigenvalues - self.epsilon).clamp_min(0.0).sqrt()
         return LowRankGaussian(mean, vectors * lengths, self.epsilon)
 
@@ -469,6 +435,7 @@ class TrainableGaussian(torch.nn.Module):
             self.below: torch.nn.Parameter = torch.nn.Parameter(start.new_zeros(R, R))
         elif isinstance(family, LowRankFamily):
             _check_rank(family.rank, R)
+            # Small, but not zero, where the gradient with respect to a factor vanishes.
             draw = torch.randn(R, family.rank, generator=seeded(seed), dtype=torch.float64)
             self.factor: torch.nn.Parameter = torch.nn.Parameter(
                 draw.to(start) * (start / R).sqrt().unsqueeze(-1)
@@ -512,6 +479,7 @@ def gaussian_kl(q: WeightDistribution, p: WeightDistribution | Tensor) -> Tensor
     if isinstance(p, DiagonalGaussian):
         trace = (q.variance() * precision.diagonal).sum()
     else:
+        # tr(P (D ± V Vᵀ)) without forming either matrix.
         diagonal, factor, sign = q.covariance()
         trace = (diagonal * precision.entries()).sum()
         trace = trace + sign * (factor * precision.times(factor)).sum()
@@ -544,7 +512,7 @@ def expected_square(q: WeightDistribution, features: Tensor, residual: Tensor) -
         total = errors.square().sum() + projected.square().sum()
         total = total + _row_square_sums(features, diagonal).sum()
 
-    def vjp(grad: Tensor, _: Tensor | None = None, /) -> Gradients:
+    def vjp(grad: Tensor) -> Gradients:
         gradients: Gradients = [(residual, 2 * grad * errors)]
         if features.requires_grad:
             grad_features = (features.detach() * diagonal.detach()).addr_(errors, mean, alpha=-1.0)
@@ -573,6 +541,7 @@ def _unseen_directions(features: Tensor, rank: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     shape = (features.shape[-1], rank)
     columns = torch.randn(shape, generator=generator, dtype=torch.float64).to(features)
+    # Through the n x n matrix of inner products: no array is R x R.
     values, basis = torch.linalg.eigh((features @ features.mT).double())
     smallest = values[-1] * len(values) * torch.finfo(features.dtype).eps
     inverse = torch.where(values > smallest, 1 / values, 0.0)
@@ -617,4 +586,4 @@ def _row_square_sums(features: Tensor, scale: Tensor) -> Tensor:
 
 def _column_square_sums(features: Tensor, scale: Tensor) -> Tensor:
     """The diagonal of featuresᵀ diag(scale) features, ``(n, R)`` and ``(n,)`` to ``(R,)``."""
-    return torch.cat([scale @ part.square() for part in features.split(_COLUMNS_AT_ONCE, -1)])
+    return torch.cat([scale @ columns.square() for columns in features.split(_COLUMNS_AT_ONCE, -1)])

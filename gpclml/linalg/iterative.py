@@ -47,7 +47,7 @@ from torch.utils.checkpoint import checkpoint
 from gpclml._utils.arguments import all_finite, check_finite, checked
 from gpclml._utils.environment import available_memory, progress_bar
 from gpclml.errors import ArgumentError, NonFiniteError, NotConvergedError, UnsupportedError
-from gpclml.linalg.covariance import ConditionedBlock, Covariance, Predictor
+from gpclml.linalg.covariance import ConditionedBlock, Covariance, expanded
 from gpclml.linalg.low_rank import LowRankPlusDiagonal, WeightPosterior
 from gpclml.linalg.matrices import HALF_LOG_2PI, safe_cholesky
 
@@ -61,7 +61,6 @@ __all__ = [
     "pivoted_cholesky",
 ]
 
-_VECTORS = 12  # arrays of n times the size of a block at the peak of a step
 _NUMBERS_AT_ONCE = 2**24  # in a chunk of rows, of which a kernel makes several on its way
 _IF_NOT_FINITE = (
     "Check the inputs for NaN, and the hyperparameters of kernel and likelihood for values that "
@@ -194,6 +193,7 @@ class RowProducts:
         self.device: torch.device = diagonal.device
         self._diagonal = diagonal.detach()
         self._rows, self._multiple, self._row = rows, multiple, row
+        # At least one point's rows, however many tasks and members there are.
         step = max(1, _NUMBERS_AT_ONCE // (diagonal.numel() * multiple)) * multiple
         self._chunks = [(start, min(start + step, n)) for start in range(0, n, step)]
         half = diagonal.numel() // n * sum((stop - start) * stop for start, stop in self._chunks)
@@ -215,6 +215,7 @@ class RowProducts:
         for start, stop in self._chunks:
             rows = self._rows_of_half(start, stop, stop)
             product[..., start:stop, :] += rows @ right[..., :stop, :]
+            # The mirrored half: what is above the diagonal is never evaluated.
             product[..., :start, :] += rows[..., :start].mT @ right[..., start:stop, :]
         return product
 
@@ -312,27 +313,12 @@ class IterativeCovariance(Covariance):
     settings: ConjugateGradients
     missing: Tensor | None = None
 
-    @property
-    def shape(self) -> Size:
-        """That of latent covariance, noise and missing observations together."""
-        diagonals = [part.shape[:-1] for part in (self.noise, self.missing) if part is not None]
-        batch = torch.broadcast_shapes(self.latent.shape[:-2], *diagonals)
-        return Size((*batch, *self.latent.shape[-2:]))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the latent covariance."""
-        return cast(torch.dtype, self.latent.dtype)
-
-    @property
-    def device(self) -> torch.device:
-        """That of the latent covariance."""
-        return cast(torch.device, self.latent.device)
-
-    @classmethod
-    def memory(cls, shape: Size, block: int) -> int:
-        """A dozen arrays of n times the size of the block and one more."""
-        return _VECTORS * shape[:-1].numel() * (block + 1)
+    def __post_init__(self) -> None:
+        latent, diagonals = self.latent, (self.noise, self.missing)
+        batches = [values.shape[:-1] for values in diagonals if values is not None]
+        batch = torch.broadcast_shapes(latent.shape[:-2], *batches)
+        self.shape = Size((*batch, *latent.shape[-2:]))
+        self.dtype, self.device = cast(torch.dtype, latent.dtype), cast(torch.device, latent.device)
 
     def matmul(self, right: Tensor) -> Tensor:
         """The product with ``(*batch, n, k)``, differentiable except under ``torch.no_grad()``."""
@@ -348,15 +334,14 @@ class IterativeCovariance(Covariance):
         covariance = self if missing is None else replace(self, missing=missing)
         return IterativePredictor(covariance, residual)
 
-    def _conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
-        if held_out.ndim > 1:
+    def block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        """Block by block, each by a solve and one product that is differentiable."""
+        if any(group.ndim > 2 for group in blocks):
             raise UnsupportedError(
                 "conditioning", "held-out points of its own in each batch member",
                 "the same in all, for conjugate gradients", "Use solver='cholesky'.",
             )  # fmt: skip
-        return self._block_log_densities(residual, [held_out.unsqueeze(0)]).squeeze(-1)
-
-    def _block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        residual = expanded(residual, self.shape)
         results = [self._density(residual, block) for group in blocks for block in group]
         self.reports = tuple(report for _, report in results)
         return torch.stack([value for value, _ in results], dim=-1)
@@ -372,6 +357,7 @@ class IterativeCovariance(Covariance):
         T, a, report = self._solve_block(residual.detach(), held_out.to(self.device))
         KT, Ka = self.matmul(torch.cat([T, a], dim=-1)).split([b, 1], dim=-1)
         S = T.double().mT @ KT.double()
+        # In float64: S is a difference of covariances that nearly agree.
         S, e = 0.5 * (S + S.mT), T.double().mT @ (residual.unsqueeze(-1) - Ka).double()
         check_finite("conditional covariance", S, _IF_NOT_FINITE)
         factor, info = torch.linalg.cholesky_ex(S)
@@ -398,19 +384,10 @@ class IterativeCovariance(Covariance):
         unit = unit.expand(*residual.shape[:-1], n, b)
         right = torch.cat([self.matmul(unit), residual.unsqueeze(-1)], dim=-1)
         prior = right[..., held_out, :].double()  # K_BB and r_B
+        # With identity rows for the block the system has one size, and solutions zeros there.
         right[..., held_out, :] = 0.0
         missing = unit.any(-1) if self.missing is None else unit.any(-1) | self.missing
         others = replace(self, missing=missing)
-        strict = limit < math.inf and settings.on_failure == "error"
-        if strict and self.noise is not None and not others._has_bounds:
-            raise NotConvergedError(
-                "max_error",
-                f"noise variances below {others._least_noise:.2g}, the size of rounding errors of "
-                f"the covariance in {self.dtype}",
-                "larger ones, so that the error has a bound",
-                "Compute in float64, raise the noise floor of the likelihood, use "
-                "solver='cholesky' where memory allows, or do without a bound by max_error=None.",
-            )
         tolerance, solution = settings.tolerance, None
         while True:
             solution = others._solve(right, tolerance, solution)
@@ -436,6 +413,7 @@ class IterativeCovariance(Covariance):
         preconditioner, most = self._preconditioner, self.settings.max_iterations
         start = start or _Solution(right, torch.zeros_like(right), right.clone(), 1.0, 0)
         values, residuals, products = start.values, start.residuals, start.iterations
+        # A column of zeros is solved by zeros, and not divided by its norm.
         norms = _column_norms(right).clamp_min(torch.finfo(right.dtype).tiny)
         last = math.inf
         bar = progress_bar(
@@ -551,6 +529,7 @@ class IterativeCovariance(Covariance):
         b, whitened = S.shape[-1], self._whiten(solution.residuals)
         root = solve_triangular(factor, whitened[..., :b].mT, upper=False)
         z = solve_triangular(factor, e, upper=False)
+        # Of C the trace bounds the largest eigenvalue; z takes the part along it.
         c, along = root.square().sum((-2, -1)), (root.mT @ z).square().sum((-2, -1))
         shift = c.sqrt() * whitened[..., b].norm(dim=-1) * z.norm(dim=(-2, -1))
         bound = (0.5 * (c + along) / (1 - c) + shift) / b
@@ -562,7 +541,7 @@ def _column_norms(vectors: Tensor) -> Tensor:
     return vectors.norm(dim=-2).reshape(-1, vectors.shape[-1]).amax(0)
 
 
-class IterativePredictor(Predictor):
+class IterativePredictor:
     r"""Observations that are solved for once, to predict other values. Without gradients.
 
     Predicting k values takes k solves, and memory for about 16 arrays of n x k.
@@ -579,13 +558,17 @@ class IterativePredictor(Predictor):
     """
 
     def __init__(self, covariance: IterativeCovariance, residual: Tensor) -> None:
-        self._covariance, self.missing = covariance, covariance.missing
+        self._covariance = covariance
         tolerance = covariance.settings.tolerance / 10
         self.solution: _Solution = self._solve(residual.unsqueeze(-1), tolerance)
         self.error: Tensor = covariance._whiten(self.solution.residuals).norm(dim=-2)
 
     @torch.no_grad()
-    def _given(self, cross: Tensor, keep: bool) -> IterativeBlock:
+    def given(self, cross: Tensor, keep: bool = False) -> IterativeBlock:
+        """See :class:`~gpclml.linalg.Predictor`."""
+        missing = self._covariance.missing
+        if missing is not None:
+            cross = torch.where(missing.unsqueeze(-1), 0.0, cross)
         solution = self._solve(cross.contiguous(), self._covariance.settings.tolerance)
         V, R = solution.values, solution.residuals
         return IterativeBlock(

@@ -29,7 +29,6 @@ from torch import Size, Tensor
 
 from gpclml.gram import Evaluated, Gradients
 from gpclml.gram.autograd import fitted
-from gpclml.linalg.covariance import common_batch
 from gpclml.linalg.dense import DenseCovariance, block_log_densities
 from gpclml.linalg.matrices import HALF_LOG_2PI, inverse_of_factor, safe_cholesky
 
@@ -67,17 +66,18 @@ class KroneckerCovariance(DenseCovariance):
     ) -> None:
         self.arguments: tuple[Tensor, Tensor, Tensor] = (points, tasks, noise)
         self.factor_dtype, self.checked = factor_dtype, checked
-        batch = common_batch(points.shape[:-2], tasks.shape[:-2], noise.shape[:-1])
+        batch = torch.broadcast_shapes(points.shape[:-2], tasks.shape[:-2], noise.shape[:-1])
         size = points.shape[-1] * tasks.shape[-1]
-        self._shape, self._like = Size((*batch, size, size)), points
+        self.shape, self.dtype = Size((*batch, size, size)), points.dtype
+        self.device = points.device
 
     @cached_property
     def matrix(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The covariance as a matrix, differentiable."""
         points, tasks, noise = self.arguments
         product = points[..., :, None, :, None] * tasks[..., None, :, None, :]
-        of_all = noise.unsqueeze(-2).expand(*noise.shape[:-1], *product.shape[-2:])
-        return product.flatten(-4, -3).flatten(-2) + torch.diag_embed(of_all.flatten(-2))
+        variances = noise.unsqueeze(-2).expand(*noise.shape[:-1], *product.shape[-2:])
+        return product.flatten(-4, -3).flatten(-2) + torch.diag_embed(variances.flatten(-2))
 
     def density(self, blocks: Sequence[Tensor]) -> Any:
         """The blocks as points, if these have all their tasks; else as for a dense matrix."""
@@ -103,6 +103,7 @@ class KroneckerCovariance(DenseCovariance):
         weight = noise.double().rsqrt()
         scaled = tasks * weight.unsqueeze(-1) * weight.unsqueeze(-2)
         share, U = torch.linalg.eigh(scaled)
+        # Rounding may leave a rank-deficient covariance of tasks slightly indefinite.
         share = share.clamp_min(0.0)
         B = weight.unsqueeze(-1) * U
         S = share[..., None, None] * points.unsqueeze(-3)
@@ -134,9 +135,10 @@ class KroneckerCovariance(DenseCovariance):
         value = value.to(residual.dtype)
 
         @torch.no_grad()
-        def vjp(grad: Tensor, _: Tensor | None = None, /) -> Gradients:
+        def vjp(grad: Tensor) -> Gradients:
             u = U_B.sum(-1, keepdim=True)
             K, lambdas, W = points.to(L.dtype).unsqueeze(-3), share.to(L.dtype), B.to(L.dtype)
+            # H_jj of each column; those off the diagonal are needed as inner products alone.
             H = u @ alpha.mT
             H = 0.5 * (H + H.mT - U_B @ U_B.mT - T)
 
@@ -168,10 +170,11 @@ def _rows(blocks: Sequence[Tensor], t: int) -> list[Tensor] | None:
     for group in blocks:
         if group.ndim != 2 or group.shape[-1] % t:
             return None
-        of_points = group.unflatten(-1, (-1, t))
-        first = of_points[..., :1]
+        tasks = group.unflatten(-1, (-1, t))
+        first = tasks[..., :1]
+        # The tasks of a point are next to each other, from the first to the last.
         expected = first + torch.arange(t, device=group.device)
-        if not torch.equal(of_points, expected) or bool((first % t).any()):
+        if not torch.equal(tasks, expected) or bool((first % t).any()):
             return None
         rows.append(first.squeeze(-1) // t)
     return rows

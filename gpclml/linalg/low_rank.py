@@ -12,23 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from linear_operator import to_linear_operator
-from linear_operator.operators import LinearOperator, LowRankRootLinearOperator
 from torch import Size, Tensor
 from torch.linalg import solve_triangular
 
-from gpclml.linalg.covariance import Covariance, Predictor
+from gpclml.linalg.covariance import ExactCovariance, Predictor, expanded
 from gpclml.linalg.dense import DenseCovariance
 from gpclml.linalg.matrices import HALF_LOG_2PI, safe_cholesky, take, take_rows
 
 __all__ = ["LowRankPlusDiagonal", "WeightPosterior"]
 
-_ARRAYS = 12  # of the features' size at the peak of a step
-_NUMBERS_AT_ONCE = 2**25  # in the largest array of a loop over orders or blocks
 
-
-@dataclass(frozen=True)
-class LowRankPlusDiagonal(Covariance):
+@dataclass(eq=False)
+class LowRankPlusDiagonal(ExactCovariance):
     r"""The covariance :math:`\Phi \Phi^\top + D` of observations, as its parts.
 
     Attributes:
@@ -39,27 +34,10 @@ class LowRankPlusDiagonal(Covariance):
     features: Tensor
     noise: Tensor
 
-    @property
-    def shape(self) -> Size:
-        """That of the dense covariance."""
-        n = self.features.shape[-2]
-        batch = torch.broadcast_shapes(self.features.shape[:-2], self.noise.shape[:-1])
-        return Size((*batch, n, n))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the features."""
-        return self.features.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Of the features."""
-        return self.features.device
-
-    @classmethod
-    def memory(cls, shape: Size, block: int) -> int:
-        """A dozen arrays of the features' size, and a few of R x R."""
-        return _ARRAYS * (shape.numel() + shape[:-2].numel() * shape[-1] ** 2)
+    def __post_init__(self) -> None:
+        n, batches = self.features.shape[-2], (self.features.shape[:-2], self.noise.shape[:-1])
+        self.shape = Size((*torch.broadcast_shapes(*batches), n, n))
+        self.dtype, self.device = self.features.dtype, self.features.device
 
     def __getitem__(self, index: int | slice) -> LowRankPlusDiagonal:
         """Members of a batch, along its first dimension."""
@@ -74,10 +52,6 @@ class LowRankPlusDiagonal(Covariance):
     def diagonal(self) -> Tensor:
         """Variances of the observations, ``(*batch, n)``."""
         return self.features.square().sum(-1) + self.noise
-
-    def operators(self) -> tuple[LinearOperator, Tensor]:
-        """The product of the features as an operator, and the noise."""
-        return LowRankRootLinearOperator(to_linear_operator(self.features)), self.noise
 
     def condition_number(self) -> float:
         """The ratio of the eigenvalues' bounds, in float64."""
@@ -104,15 +78,11 @@ class LowRankPlusDiagonal(Covariance):
 
     def weights(self) -> WeightPosterior:
         """The posterior of the weights given the points, n R² + R³/3 operations."""
+        # Float64: the precision has the squared condition number of the features.
         features, noise = self.features.double(), self.noise.double().unsqueeze(-1)
         identity = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
         factor = safe_cholesky(identity + (features / noise).mT @ features)
         return WeightPosterior(features, noise, factor)
-
-    def posterior(self, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Factor L and mean of the weights' posterior, ``(*batch, R, R)`` and ``(*batch, R)``."""
-        weights = self.weights()
-        return weights.factor, weights.mean(residual.unsqueeze(-1)).squeeze(-1)
 
     def _log_density(self, residual: Tensor) -> Tensor:
         weights = self.weights()
@@ -123,19 +93,26 @@ class LowRankPlusDiagonal(Covariance):
         return (-0.5 * (quadratic + log_det) - n * HALF_LOG_2PI).to(self.dtype)
 
     def _conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
+        """Of a block, ``(b,)`` or ``(*batch, b)``, under the posterior of the others."""
         n, b = residual.shape[-1], held_out.shape[-1]
         if b == n:
             return self._log_density(residual)
         held_out = held_out.to(self.device)
+        # A mask keeps the others in data order, for each member of a batch.
         kept = torch.ones(*held_out.shape[:-1], n, dtype=torch.bool, device=held_out.device)
         kept.scatter_(-1, held_out, False)
         others = kept.nonzero()[:, -1].reshape(*held_out.shape[:-1], n - b)
         covariance, error = self._condition(residual, others, held_out)
         return covariance._log_density(error).to(self.dtype)
 
-    def _block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-        # One posterior for all blocks of at most R points, which are taken out of it; one for each
-        # larger block.
+    def block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        """One posterior for all blocks of at most R points, one for each larger block.
+
+        Small blocks are taken out of the posterior of all points.
+        """
+        residual = expanded(residual, self.shape)
+        if len(blocks) == 1 and blocks[0].shape[-2] == 1:
+            return self._conditional_log_density(residual, blocks[0].squeeze(-2)).unsqueeze(-1)
         weights = self.weights()
         alpha = weights.solve(residual.double().unsqueeze(-1))
         leverage = weights.leverage()
@@ -148,14 +125,16 @@ class LowRankPlusDiagonal(Covariance):
                 continue
             rows = leverage[..., group, :]  # (*batch, k, b, R)
             noise = weights.noise[..., group, 0]
+            # The block's own part of the inverse: D⁻¹ less the leverages of its points.
             factor = safe_cholesky(torch.diag_embed(1 / noise) - rows @ rows.mT)  # of K⁻¹_BB
             z = solve_triangular(factor, alpha[..., group, :], upper=False)
             log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
             values.append(log_det - 0.5 * z.square().sum((-2, -1)) - b * HALF_LOG_2PI)
         return torch.cat(values, dim=-1).to(self.dtype)
 
-    def _leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        # From one posterior of the weights, out of which each point is taken.
+    def leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """From one posterior of the weights, out of which each point is taken."""
+        rows = rows.to(self.device)
         weights = self.weights()
         alpha = weights.solve(residual.double().unsqueeze(-1)).squeeze(-1)
         leverage = weights.leverage().square().sum(-1)
@@ -173,45 +152,37 @@ class LowRankPlusDiagonal(Covariance):
         covariance = LowRankPlusDiagonal(weights.conditioned(features), points.noise.double())
         return covariance, take(residual, others) - mean.squeeze(-1)
 
-    def _sequential(self, residual: Tensor, orders: Tensor | None) -> Tensor:
+    def predictions(self, residual: Tensor, orders: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        r"""By updates of the weights' posterior, for all orders at once: 4 n R² operations each.
+
+        Potter's form keeps its covariance :math:`A A^\top` positive however small the noise: with
+        :math:`v = A^\top \phi`, :math:`s = \sigma^2 + v^\top v` and
+        :math:`\gamma = 1 / (s + \sigma \sqrt{s})`, :math:`A \leftarrow A - \gamma A v v^\top`
+        (Bierman 1977, Section II.3). Batches, and gradients where they are recorded, go by the
+        dense covariance.
+        """
         single = self.features.ndim == 2 and residual.ndim == 1
         if orders is None or not single or torch.is_grad_enabled():
-            return DenseCovariance(self.to_dense())._sequential(residual, orders)
-        errors, variances = self._predictions(residual, orders)
-        return torch.distributions.Normal(0.0, variances.sqrt()).log_prob(errors)
-
-    def _predictions(self, residual: Tensor, orders: Tensor) -> tuple[Tensor, Tensor]:
-        # Points are taken in blocks of about R: one posterior a block, and within it the factor of
-        # the block's own covariance, for all orders at once: about 4 n R² operations an order.
-        R = self.features.shape[-1]
-        size = min(max(R, 16), 256)
-        at_once = max(1, _NUMBERS_AT_ONCE // (R * max(R, size)))
-        results = [self._predictions_in_blocks(residual, k, size) for k in orders.split(at_once)]
-        errors, variances = zip(*results, strict=True)
-        return torch.cat(errors).to(self.dtype), torch.cat(variances).to(self.dtype)
-
-    def _predictions_in_blocks(
-        self, residual: Tensor, orders: Tensor, size: int
-    ) -> tuple[Tensor, Tensor]:
-        k, R = len(orders), self.features.shape[-1]
-        precision = torch.eye(R, dtype=torch.float64, device=self.device).repeat(k, 1, 1)
-        right = precision.new_zeros(k, R, 1)
+            return DenseCovariance(self.to_dense()).predictions(residual, orders)
+        orders = orders.to(self.device)
+        (k, _), R = orders.shape, self.features.shape[-1]
+        root = torch.eye(R, dtype=torch.float64, device=self.device).repeat(k, 1, 1)
+        mean = root.new_zeros(k, R, 1)
         errors, variances = [], []
-        for rows in orders.split(size, dim=-1):
-            features, noise = self.features[rows].double(), self.noise[rows].double()  # (k, c, R)
-            block = residual[rows].double().unsqueeze(-1)
-            L = safe_cholesky(precision)
-            root = solve_triangular(L, features.mT, upper=False)
-            factor = safe_cholesky(root.mT @ root + torch.diag_embed(noise))
-            error = block - features @ torch.cholesky_solve(right, L)
-            z = solve_triangular(factor, error, upper=False).squeeze(-1)
-            deviations = factor.diagonal(dim1=-2, dim2=-1)
-            errors.append(z * deviations)
-            variances.append(deviations.square())
-            scaled = (features / noise.unsqueeze(-1)).mT
-            precision = torch.baddbmm(precision, scaled, features)
-            right = torch.baddbmm(right, scaled, block)
-        return torch.cat(errors, dim=-1), torch.cat(variances, dim=-1)
+        for rows in orders.T:
+            phi = self.features[rows].double().unsqueeze(-1)  # (k, R, 1)
+            noise, target = (values[rows, None, None].double() for values in (self.noise, residual))
+            v = root.mT @ phi
+            variance = noise + v.square().sum(-2, keepdim=True)
+            error = target - (phi * mean).sum(-2, keepdim=True)
+            gain = root @ v
+            mean = torch.addcmul(mean, gain, error / variance)
+            # Potter's factor gamma, by which the root is downdated and not the covariance.
+            root.baddbmm_(gain / (variance + (noise * variance).sqrt()), v.mT, alpha=-1.0)
+            errors.append(error)
+            variances.append(variance)
+        both = torch.cat(errors, -1), torch.cat(variances, -1)  # (k, 1, n) each
+        return both[0].squeeze(-2).to(self.dtype), both[1].squeeze(-2).to(self.dtype)
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,7 @@ def _factor(matrix: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
 def _jittered(matrix: Tensor, least: float) -> Tensor:
     """The factor with the first jitter that lifts all pivots above rounding."""
     scale = float(matrix.detach().diagonal().mean().abs()) or 1.0
+    # Less than the rounding of the entries' own type would not lift a pivot.
     share = 1e-8 if least < 1e-8 else 1e-6
     while share < 2e-3:
         jitter = torch.full_like(matrix[..., 0].detach(), share * scale)
@@ -246,6 +247,7 @@ def inverse_of_factor(L: Tensor, *, in_place: bool = False) -> Tensor:
     if L.shape[-1] == 1:
         return L.square().reciprocal()
     if L.ndim > 2 and L.device.type != "cpu" and L.shape[-1] < _UNDIVIDED_ON_GPU:
+        # L⁻ᵀ L⁻¹.
         identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand(L.shape)
         inverse = torch.linalg.solve_triangular(L, identity, upper=False)
         return inverse.mT @ inverse

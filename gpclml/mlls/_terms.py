@@ -82,7 +82,7 @@ def log_priors(priors: Sequence[PriorTerm], batch_shape: torch.Size) -> Evaluate
         if tensor.requires_grad:
             terms.append((tensor, slope, shape))
 
-    def vjp(grad: Tensor, _: Tensor | None = None, /) -> Gradients:
+    def vjp(grad: Tensor) -> Gradients:
         gradients: Gradients = []
         for tensor, slope, shape in terms:
             weight = grad if grad.shape == shape else grad.sum_to_size(shape)

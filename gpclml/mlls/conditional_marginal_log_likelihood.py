@@ -236,7 +236,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         with torch.no_grad():
             data = training_observations(model, self.likelihood)
             split = data.split(self.conditioning or _DEFAULT, seeded(self.seed))
-            observed, blocks = data.observed_at(split)
+            observed, blocks = data.at(split)
             return observed.road(self.solver, blocks)
 
     def draw_split(self, data: Observations) -> Split:
@@ -255,7 +255,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         With ``redrawn`` blocks, which the next call has others of, a batch member that has no
         observed target in these scores 0.
         """
-        observed, blocks = data.observed_at(split)
+        observed, blocks = data.at(split)
         value, self.last_solve = _held_out_density(
             observed, blocks, self.solver, self.factor_dtype, redrawn=redrawn
         )

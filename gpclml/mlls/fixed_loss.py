@@ -25,8 +25,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml.conditioning import LastPoints
-from gpclml.gram import Gradients, Gram, Reason, closed_form
-from gpclml.gram.closed_form import has_hooks
+from gpclml.gram import Gradients, Gram, Reason, closed_form, has_hooks
 from gpclml.inference.observations import (
     Road,
     has_one_noise,
@@ -182,7 +181,7 @@ class FixedLoss:
         with torch.no_grad():
             data = training_observations(model, mll.likelihood)
             self._split = self._mll._fixed_split(data)
-            observed, self._blocks = data.observed_at(self._split)
+            observed, self._blocks = data.at(self._split)
             if is_upstream and (observed.missing is not None or observed.places is not None):
                 return "targets are missing"
             if observed.missing is not None:
@@ -239,7 +238,7 @@ class FixedLoss:
         density = self._density if checked else replace(self._density, checked=False)
         if prior is None:
             data = training_observations(self._model, self._mll.likelihood)
-            data, _ = data.observed_at(self._split)
+            data, _ = data.at(self._split)
             covariance = data.covariance_by(self._mll.solver, self._blocks, self._mll.factor_dtype)
             residual = data.residual
         else:

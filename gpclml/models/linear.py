@@ -134,9 +134,7 @@ class BayesianLinearModel(RegressionGP):
             \mu = \Sigma \Phi^\top (y - m) / \sigma^2
 
         Returns:
-            A full Gaussian, to which :meth:`~gpclml.linalg.gaussians.FullGaussian.updated` adds
-            further points at 4 R² operations each; with more features than points a Gaussian in
-            dual form.
+            A full Gaussian; with more features than points a Gaussian in dual form.
 
         Raises:
             ArgumentError: Memory does not suffice.

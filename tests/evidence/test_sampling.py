@@ -73,7 +73,7 @@ def linear():
 def draws_of(mll, widened=1.0, count=20_000):
     """Draws of the weights' posterior, their covariance multiplied, and its center."""
     x, y = data()
-    weights = mll.evidence_at(mll.model(x[SEEN]), y[SEEN]).sample_weights(count)
+    weights = mll.evidence_of(x[SEEN], y[SEEN]).sample_weights(count)
     center = {"weight": mll.model.network.weight.detach()}
     return rescaled(weights, widened, center), center
 
@@ -273,12 +273,12 @@ def test_draws_and_densities_that_are_refused():
     mll = linear()
     x, y = data()
     with pytest.raises(ArgumentError, match="count"):
-        mll.evidence_at(mll.model(x[SEEN]), y[SEEN]).sample_weights(0)
+        mll.evidence_of(x[SEEN], y[SEEN]).sample_weights(0)
     with pytest.raises(UnsupportedError, match="one at 4 of 30 points"):
-        mll.evidence_at(mll.model(x[:4]), y[:4]).sample_weights(1)
+        mll.evidence_of(x[:4], y[:4]).sample_weights(1)
     kernel = objective(mll.model.network, gaussian(), 30, FunctionSpace())
     with pytest.raises(UnsupportedError, match="Use Full"):
-        kernel.evidence_at(kernel.model(x[SEEN]), y[SEEN]).sample_weights(1)
+        kernel.evidence_of(x[SEEN], y[SEEN]).sample_weights(1)
     with pytest.raises(ShapeError, match="outputs"):
         joint_log_density(gaussian(), drawn(3, 4), drawn(3))
     with pytest.raises(ShapeError, match="N = 3 as outputs has it"):

@@ -48,10 +48,11 @@ def network(inputs: int = 3) -> MLP:
 def kernels():
     """Isotropic and not, of some columns, batched, summed, multiplied; on three columns."""
     for (name, make), (kind, options) in itertools.product(STATIONARY.items(), OPTIONS.items()):
-        yield f"{name} {kind}".strip(), make(**options)
         batch = options.get("batch_shape", NO_BATCH)
         yield f"scaled {name} {kind}".strip(), ScaleKernel(make(**options), batch_shape=batch)
-    for (a, first), (b, second) in itertools.combinations(STATIONARY.items(), 2):
+    for name, make in STATIONARY.items():
+        yield name, make()
+    for (a, first), (b, second) in itertools.pairwise(STATIONARY.items()):
         yield f"{a}+{b}", ScaleKernel(first(ard_num_dims=3)) + second(active_dims=(1,))
         yield f"{a}*{b}", ScaleKernel(ScaleKernel(first(active_dims=(0,))) * second())
     yield "cosine", ScaleKernel(CosineKernel())
@@ -70,6 +71,7 @@ def kernels():
     yield "linear+rbf", LinearKernel() + ScaleKernel(RBFKernel(ard_num_dims=3))
     yield "scaled linear*rbf", ScaleKernel(LinearKernel(active_dims=(1,)) * RBFKernel())
     yield "constant+matern", ScaleKernel(ConstantKernel() + MaternKernel(1.5))
+    yield "rbf*rq", ScaleKernel(ScaleKernel(RBFKernel(active_dims=(0,))) * RQKernel())
     yield "nested", ScaleKernel(RBFKernel() * (LinearKernel() + ScaleKernel(RQKernel())))
     yield "three", RBFKernel() + RQKernel() + MaternKernel(1.5) * RBFKernel() * LinearKernel()
     yield "deep", ScaleKernel(DeepKernel(network(), RBFKernel(ard_num_dims=5)))
@@ -108,8 +110,8 @@ def kernels():
 def tasks(batch: torch.Size = NO_BATCH) -> ScaleKernel:
     """Hadamard tasks: two columns of inputs, and one of task indices."""
     data = MaternKernel(2.5, active_dims=(0, 1), batch_shape=batch)
-    of_tasks = IndexKernel(num_tasks=3, rank=2, active_dims=(2,), batch_shape=batch)
-    return ScaleKernel(data * of_tasks, batch_shape=batch)
+    index = IndexKernel(num_tasks=3, rank=2, active_dims=(2,), batch_shape=batch)
+    return ScaleKernel(data * index, batch_shape=batch)
 
 
 KERNELS = dict(kernels())
@@ -134,9 +136,3 @@ def randomized(module, seed: int = 0):
         draw = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         parameter.data += 0.5 * draw
     return module
-
-
-def by_gpytorch(kernel):
-    """The kernel with a hook that changes nothing, so that GPyTorch evaluates it."""
-    kernel.register_forward_hook(lambda module, args, output: None)
-    return kernel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gpytorch
 import pytest
+import torch
 from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
 from gram_kernels import network
 
@@ -53,8 +54,6 @@ def test_other_kernels_are_left_to_gpytorch_with_a_reason(kernel, words):
 
 
 def test_a_patched_parameter_makes_another_kernel():
-    import torch
-
     kernel = RBFKernel()
     torch.nn.utils.parametrize.register_parametrization(
         kernel, "raw_lengthscale", torch.nn.Softplus()

@@ -8,7 +8,6 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from gram_kernels import (
     KERNELS,
-    by_gpytorch,
     kernel_named,
     network,
     points,
@@ -17,7 +16,7 @@ from gram_kernels import (
 )
 
 from gpclml.errors import ArgumentError
-from gpclml.gram import Gram, as_matrix, closed_form, precomputed
+from gpclml.gram import Gram, closed_form, matrix_node, precomputed
 from gpclml.kernels import DeepKernel
 
 
@@ -36,12 +35,12 @@ def gradients(value, wanted, *, diagonal=True):
 
 
 def assert_gradients_close(got, expected):
-    for one, other in zip(got, expected, strict=True):
+    for gradient, other in zip(got, expected, strict=True):
         if other is None:
-            assert one is None or not one.any()
+            assert gradient is None or not gradient.any()
             continue
         scale = max(1e-4, float(other.abs().max()))
-        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8 * scale)
+        torch.testing.assert_close(gradient, other, rtol=1e-8, atol=1e-8 * scale)
 
 
 def expected_matrix(kernel, x, other=None):
@@ -57,16 +56,16 @@ def expected_matrix(kernel, x, other=None):
 def test_matrices_and_gradients_are_gpytorchs(name, batch):
     kernel = kernel_named(name)
     gram = gram_of(kernel)
-    for with_points in (False, True):
-        x = points(*batch).requires_grad_(with_points)
-        value = as_matrix(gram(x), x.dtype)
+    for wants_points in (False, True):
+        x = points(*batch).requires_grad_(wants_points)
+        value = matrix_node(gram(x), x.dtype)
         exact, differentiable = expected_matrix(kernel, x)
         torch.testing.assert_close(value, exact, rtol=1e-10, atol=1e-10)
-        if with_points and "matern-1/2" in name:
+        if wants_points and "matern-1/2" in name:
             # GPyTorch's gradient at equal points is infinite there: finite differences are not.
-            assert torch.autograd.gradcheck(lambda x: as_matrix(gram(x), x.dtype), x)
+            assert torch.autograd.gradcheck(lambda x: matrix_node(gram(x), x.dtype), x)
             continue
-        wanted = [*kernel.parameters(), *([x] if with_points else [])]
+        wanted = [*kernel.parameters(), *([x] if wants_points else [])]
         # A distance of zero is 1e-15 to GPyTorch, and the slope of a Matern-1/2 kernel not zero.
         diagonal = "matern-1/2" not in name
         assert_gradients_close(
@@ -94,7 +93,7 @@ def test_tasks_of_points(batch):
     kernel = randomized(tasks(torch.Size(batch)))
     x = points()
     x[:, 2] = torch.arange(7) % 3
-    value = as_matrix(gram_of(kernel)(x), x.dtype)
+    value = matrix_node(gram_of(kernel)(x), x.dtype)
     exact, differentiable = expected_matrix(kernel, x)
     torch.testing.assert_close(value, exact, rtol=1e-10, atol=1e-10)
     wanted = list(kernel.parameters())
@@ -119,19 +118,17 @@ def test_many_points_are_computed_some_rows_at_a_time(name, columns):
     if "ard" in name or "*" in name:
         columns = slice(0, 3)
     few, many = few[:5, columns].requires_grad_(), many[:, columns].requires_grad_()
-    part, whole = precomputed(gram(few, many.detach())), precomputed(gram(many))
-    torch.testing.assert_close(part, whole[:5], rtol=1e-12, atol=1e-12)
+    block, whole = precomputed(gram(few, many.detach())), precomputed(gram(many))
+    torch.testing.assert_close(block, whole[:5], rtol=1e-12, atol=1e-12)
     # With a weight of these rows alone, of the symmetric matrix, each pair counts once.
     weights = torch.randn(5, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     symmetric = torch.zeros(300, 300, dtype=torch.float64)
     symmetric[:5] = weights
-    value = (as_matrix(gram(many), torch.float64) * symmetric).sum()
+    value = (matrix_node(gram(many), torch.float64) * symmetric).sum()
     left, right = many[:5], many
     expected = (precomputed(gram(left, right)) * weights).sum()
-    for one, other in zip(
-        torch.autograd.grad(value, many), torch.autograd.grad(expected, many), strict=True
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    ours, theirs = torch.autograd.grad(value, many), torch.autograd.grad(expected, many)
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["scaled rbf ard", "matern-5/2", "scaled rq", "linear+rbf"])
@@ -140,17 +137,17 @@ def test_single_precision(name, n):
     """Few points are computed in double precision, many with distances in double precision."""
     kernel = kernel_named(name).float().double()  # numbers that both types have
     x = points(n=n).float()
-    double = as_matrix(gram_of(kernel)(x.double()), torch.float64)
+    double = matrix_node(gram_of(kernel)(x.double()), torch.float64)
     weights = torch.rand(n, n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     expected = torch.autograd.grad((double * weights).sum(), list(kernel.parameters()))
-    single = as_matrix(gram_of(kernel.float())(x), torch.float32)
+    single = matrix_node(gram_of(kernel.float())(x), torch.float32)
     assert gram_of(kernel)(x).value.dtype == (torch.float64 if n < 512 else torch.float32)
     torch.testing.assert_close(single.double(), double, rtol=1e-5, atol=2e-6)
-    found = torch.autograd.grad((single * weights.float()).sum(), list(kernel.parameters()))
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == torch.float32
+    gradients_ = torch.autograd.grad((single * weights.float()).sum(), list(kernel.parameters()))
+    for gradient, other in zip(gradients_, expected, strict=True):
+        assert gradient.dtype == torch.float32
         scale = float(other.abs().max())
-        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4 * scale)
+        torch.testing.assert_close(gradient.double(), other, rtol=1e-4, atol=1e-4 * scale)
 
 
 def test_a_network_runs_once_for_all_rows_of_a_kernel_on_its_features():
@@ -182,7 +179,3 @@ def test_gradients_by_finite_differences_where_points_are_equal(make):
     assert torch.autograd.gradcheck(
         lambda other: precomputed(gram(x, other)), other.requires_grad_()
     )
-
-
-def test_a_hook_leaves_a_kernel_to_gpytorch():
-    assert not isinstance(closed_form(by_gpytorch(RBFKernel())), Gram)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpclml.errors import UnsupportedError
-from gpclml.gram import PROFILES, as_matrix, kernels
+from gpclml.gram import PROFILES, kernels, matrix_node
 from gpclml.gram.kernels import RadialGram, inner_product
 
 BY_DEFINITION = {
@@ -25,7 +25,7 @@ BY_DEFINITION = {
 }  # fmt: skip
 
 
-def radial(points, profile, lengthscale=None, power=None):
+def radial(points, profile, power=None, lengthscale=None):
     """A kernel in closed form, with hyperparameters that are tensors, at points."""
     ones = torch.ones(1, 1, dtype=points.dtype)
     kernel = SimpleNamespace(
@@ -35,93 +35,58 @@ def radial(points, profile, lengthscale=None, power=None):
     return RadialGram(kernel, profile, power="" if power is None else "alpha")(points)
 
 
-def radial_covariance(points, profile, *, lengthscale=None, scale=None, noise=None, power=None):
-    covariance = as_matrix(radial(points, profile, lengthscale, power), points.dtype)
-    if scale is not None:
-        covariance = covariance * scale[..., None, None]
-    if noise is not None:
-        covariance = covariance + torch.diag_embed(noise)
-    return covariance
+def matrix(points, *arguments):
+    return matrix_node(radial(points, *arguments), points.dtype)
 
 
-def distances(points):
-    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+def by_definition(points, profile, power=None):
+    distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    return BY_DEFINITION[profile](distances, None if power is None else power[..., None, None])
 
 
-def arguments(profile, batch, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    points, scale, noise, power = batch
+def problem(profile, batch=(), lengthscale=(1, 3), power=(), d=3):
+    """Points, power (of the rational quadratic alone) and lengthscales, differentiable."""
+    generator = torch.Generator().manual_seed(0)
 
     def draw(*shape):
         return torch.rand(shape, generator=generator, dtype=torch.float64)
 
-    return (
-        draw(*points, 6, 3).mul_(2.0).requires_grad_(),
-        (draw(*scale) + 0.5).requires_grad_(),
-        draw(*noise, 6).requires_grad_(),
-        (draw(*power) + 0.3).requires_grad_() if profile == "rational_quadratic" else None,
-    )
+    x = draw(*batch, 6, d).mul_(2.0).requires_grad_()
+    a = (draw(*power) + 0.3).requires_grad_() if profile == "rational_quadratic" else None
+    return x, a, (draw(*lengthscale) + 0.4).requires_grad_()
 
 
-BATCHES = [((), (), (), ()), ((2, 1), (3,), (), (3,)), ((), (2,), (3, 2), ()), ((3,), (), (3,), ())]
+BATCHES = [((), (1, 3), ()), ((), (1, 1), (2,)), ((2, 1), (3, 1, 3), (3,)), ((3,), (1, 3), ())]
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("batch", "lengthscale", "power"), BATCHES)
 @pytest.mark.parametrize("profile", PROFILES)
-def test_values_and_gradients(profile, batch):
-    points, scale, noise, power = arguments(profile, batch)
-
-    def covariance(points, scale, noise, power):
-        return radial_covariance(points, profile, scale=scale, noise=noise, power=power)
-
-    a = None if power is None else power[..., None, None]
-    expected = scale[..., None, None] * BY_DEFINITION[profile](distances(points), a)
-    expected = expected + torch.diag_embed(noise)
-    value = covariance(points, scale, noise, power)
+def test_values_and_gradients(profile, batch, lengthscale, power):
+    x, a, length = problem(profile, batch, lengthscale, power)
+    expected = by_definition(x / length, profile, a)
+    value = matrix(x, profile, a, length)
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
-    assert torch.autograd.gradcheck(covariance, (points, scale, noise, power))
-
-
-@pytest.mark.parametrize("shape", [(1, 3), (1, 1), (4, 1, 3)])
-@pytest.mark.parametrize("profile", PROFILES)
-def test_gradients_with_respect_to_lengthscales(profile, shape):
-    points, scale, _, power = arguments(profile, BATCHES[0])
-    generator = torch.Generator().manual_seed(3)
-    lengthscale = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.4
-
-    def covariance(points, lengthscale, scale, power):
-        return radial_covariance(points, profile, lengthscale=lengthscale, scale=scale, power=power)
-
-    a = None if power is None else power[..., None, None]
-    expected = scale * BY_DEFINITION[profile](distances(points / lengthscale), a)
-    torch.testing.assert_close(
-        covariance(points, lengthscale, scale, power), expected, rtol=1e-12, atol=1e-12
-    )
     assert torch.autograd.gradcheck(
-        covariance, (points, lengthscale.requires_grad_(), scale, power)
+        lambda x, a, length: matrix(x, profile, a, length), (x, a, length)
     )
 
 
-@pytest.mark.parametrize("dims", [1, 2])
-@pytest.mark.parametrize("batch", BATCHES[:2])
+@pytest.mark.parametrize("d", [1, 2])
+@pytest.mark.parametrize("batch", [(), (2, 1)])
 @pytest.mark.parametrize("profile", PROFILES)
-def test_gradients_some_rows_at_a_time(monkeypatch, profile, batch, dims):
-    given = [one if one is None else one.detach() for one in arguments(profile, batch)]
-    given[0] = given[0][..., :dims]
-    weights = torch.rand(radial_covariance(
-        given[0], profile, scale=given[1], noise=given[2], power=given[3]
-    ).shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)  # fmt: skip
+def test_gradients_some_rows_at_a_time(monkeypatch, profile, batch, d):
+    inputs = problem(profile, batch, (1, d), d=d)
+    wanted = [tensor for tensor in inputs if tensor is not None]
+    weights = torch.rand(6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def gradients():
-        leaves = [None if one is None else one.clone().requires_grad_() for one in given]
-        points, scale, noise, power = leaves
-        K = radial_covariance(points, profile, scale=scale, noise=noise, power=power)
-        return torch.autograd.grad((K * weights).sum(), [one for one in leaves if one is not None])
+        x, a, length = inputs
+        return torch.autograd.grad((matrix(x, profile, a, length) * weights).sum(), wanted)
 
     whole = gradients()
     monkeypatch.setitem(kernels._AT_A_TIME, "cpu", 4 * 6)
-    for one, other in zip(gradients(), whole, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+    for gradient, expected in zip(gradients(), whole, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.skipif(
@@ -135,27 +100,21 @@ def test_differences_on_a_line_do_not_cancel():
     weights = torch.randn(200, 200, generator=generator, dtype=torch.float64)
     weights = weights + weights.mT
     covariance = radial(x.requires_grad_(), "rbf")
-    ((_, found),) = covariance.vjp(weights)
+    ((_, gradient),) = covariance.vjp(weights)
     centered = x.detach()[:, 0] - x.detach().mean()
-    z, W, k = (one.numpy().astype(np.longdouble) for one in (centered, weights, covariance.value))
+    z, W, k = (
+        values.numpy().astype(np.longdouble) for values in (centered, weights, covariance.value)
+    )
     expected = 2 * (W * k * (z - z[:, None])).sum(-1)
-    assert abs(found[:, 0].numpy() - expected).max() < 1e-15 * abs(expected).max()
+    assert abs(gradient[:, 0].numpy() - expected).max() < 1e-15 * abs(expected).max()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_inner_products_are_sums_of_sums(dtype):
     a, b = torch.full((600, 600), 0.1, dtype=dtype), torch.ones(600, 600, dtype=dtype)
     expected = 600 * 600 * a[0, 0].double().item()
-    found = inner_product(a, b).item()
-    assert found == pytest.approx(expected, rel=8 * torch.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-def test_without_scale_and_noise(profile):
-    points, _, _, power = arguments(profile, BATCHES[0])
-    assert torch.autograd.gradcheck(
-        lambda points, power: radial_covariance(points, profile, power=power), (points, power)
-    )
+    rounding = 8 * torch.finfo(dtype).eps
+    assert inner_product(a, b).item() == pytest.approx(expected, rel=rounding)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -165,46 +124,38 @@ def test_equal_points_far_from_the_origin(profile, dtype):
     points = torch.tensor([[1e3, 0.1], [1e3, 0.1], [1e3 + 1, 0.3]], dtype=dtype)
     points.requires_grad_()
     power = torch.ones((), dtype=dtype) if profile == "rational_quadratic" else None
-    K = radial_covariance(points, profile, power=power)
+    K = matrix(points, profile, power)
     assert K[0, 1].item() == pytest.approx(1.0, abs=4 * torch.finfo(dtype).eps)
     (gradient,) = torch.autograd.grad(K[0, 1], points, retain_graph=True)
     assert gradient.abs().max() < 1e-3
     assert torch.isfinite(torch.autograd.grad(K.sum(), points)[0]).all()
+    single = matrix(points[:1], profile, power)
+    assert single.item() == 1.0
+    assert torch.autograd.grad(single.sum(), points)[0].abs().max() == 0.0
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("lengthscale", [1e-6, 1e6])
 def test_extreme_lengthscales(profile, lengthscale):
-    points, _, _, power = arguments(profile, BATCHES[0])
+    points, power, _ = problem(profile)
     scaled = (points.detach() / lengthscale).requires_grad_()
-    K = radial_covariance(scaled, profile, power=power)
-    a = None if power is None else power[..., None, None]
-    expected = BY_DEFINITION[profile](distances(scaled.detach()), a)
+    K = matrix(scaled, profile, power)
     # The angle of a cosine is then known to a few roundings of a million only.
     atol = 1e-6 if profile == "cosine" and lengthscale < 1 else 1e-10
+    expected = by_definition(scaled.detach(), profile, power)
     torch.testing.assert_close(K, expected, rtol=1e-9, atol=atol)
     K.sum().backward()
     assert torch.isfinite(scaled.grad).all()
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_one_point(profile):
-    points = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
-    power = torch.ones((), dtype=torch.float64) if profile == "rational_quadratic" else None
-    K = radial_covariance(points, profile, power=power)
-    K.sum().backward()
-    assert K.item() == 1.0
-    assert points.grad.abs().max() == 0.0
-
-
 def test_second_derivatives_are_refused():
     points = torch.zeros(2, 1, requires_grad=True)
     with pytest.raises(UnsupportedError, match="first derivative"):
-        torch.autograd.grad(radial_covariance(points, "rbf").sum(), points, create_graph=True)
+        torch.autograd.grad(matrix(points, "rbf").sum(), points, create_graph=True)
 
 
 @pytest.mark.parametrize("batch", [(), (2,)])
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", ["rbf", "matern_12", "rational_quadratic", "cosine"])
 def test_many_points_in_single_precision(monkeypatch, profile, batch):
     """Distances are made in double precision, some rows at a time; all else is in single."""
     monkeypatch.setattr(kernels, "DOUBLE_UP_TO", 4)
@@ -214,10 +165,9 @@ def test_many_points_in_single_precision(monkeypatch, profile, batch):
     points[..., 4, :] = points[..., 3, :] + 0.25
     points.requires_grad_()
     power = torch.tensor(0.7) if profile == "rational_quadratic" else None
-    K = radial_covariance(points, profile, power=power)
-    a = None if power is None else power.double()
+    K = matrix(points, profile, power)
     double = points.detach().double().requires_grad_()
-    expected = BY_DEFINITION[profile](distances(double), a)
+    expected = by_definition(double, profile, None if power is None else power.double())
     assert K.dtype == torch.float32
     # The angle of a cosine is rounded to single precision.
     atol = 1e-3 if profile == "cosine" else 1e-6
@@ -231,7 +181,7 @@ def test_many_points_in_single_precision(monkeypatch, profile, batch):
 def test_a_point_far_away_does_not_make_neighbours_equal():
     points = torch.zeros(100, 1, dtype=torch.float64)
     points[1], points[-1] = 1e-3, 1e5
-    K = radial_covariance(points, "matern_12")
+    K = matrix(points, "matern_12")
     assert K[0, 1].item() == pytest.approx(math.exp(-1e-3), abs=1e-6)
     assert K[0, 2].item() == 1.0
     assert K[0, -1].item() == 0.0
@@ -249,24 +199,7 @@ def test_the_rational_quadratic_has_all_digits_at_every_power():
             for index, square in enumerate(squares):
                 t, a = mpmath.mpf(-0.5 * square) / -mpmath.mpf(power), mpmath.mpf(power)
                 value = (1 + t) ** -a
-                by_power = -value * (mpmath.log(1 + t) - t / (1 + t))
-                expected = [float(value), float(value / (1 + t)), float(by_power)]
-                found = [float(numbers[index]) for numbers in (k, slope, power_slope)]
-                np.testing.assert_allclose(found, expected, rtol=1e-12)
-
-
-def test_a_large_power_is_the_rbf_kernel():
-    points = torch.linspace(0, 1, 4, dtype=torch.float64).unsqueeze(-1)
-    lengthscale = torch.full((1, 1), 0.4, dtype=torch.float64)
-    rbf = radial_covariance(points, "rbf", lengthscale=lengthscale)
-    for power in (1e7, 1e9, 1e11, 1e13, 1e17):
-        power = torch.tensor(power, dtype=torch.float64, requires_grad=True)
-        found = radial_covariance(
-            points, "rational_quadratic", lengthscale=lengthscale, power=power
-        )
-        torch.testing.assert_close(found, rbf, rtol=0, atol=1 / power.item() + 1e-15)
-        (slope,) = torch.autograd.grad(found.sum(), power)
-        fourth = (distances(points) / 0.4) ** 4  # k = rbf (1 + r^4 / 8 alpha + ...)
-        torch.testing.assert_close(
-            slope, -(rbf * fourth).sum() / (8 * power.detach() ** 2), rtol=1e-5, atol=0
-        )
+                expected_slope = -value * (mpmath.log(1 + t) - t / (1 + t))
+                expected = [float(value), float(value / (1 + t)), float(expected_slope)]
+                values = [float(numbers[index]) for numbers in (k, slope, power_slope)]
+                np.testing.assert_allclose(values, expected, rtol=1e-12)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 import gpclml._utils.environment
 from gpclml.errors import ArgumentError
-from gpclml.linalg import gaussians
 from gpclml.linalg.gaussians import (
     DiagonalFamily,
     DiagonalGaussian,
@@ -83,9 +82,10 @@ def trained_from(family: GaussianFamily, start: Tensor, given, seed: int) -> Tra
 
 
 @pytest.mark.parametrize("own_variances", [False, True])
-@pytest.mark.parametrize(("n", "R"), SHAPES)
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+@pytest.mark.parametrize(("n", "R"), [(9, 4), (3, 8)])
+@pytest.mark.parametrize("family", ["diagonal", "rank-2"])
 def test_the_best_is_what_an_optimizer_finds(family, n, R, own_variances):
+    family = FAMILIES[family]
     given = problem(n, R, own_variances)
     best = family.best(*given)
     value = bound(best, *given).item()
@@ -102,16 +102,16 @@ def test_the_best_is_stationary(family, n, R, own_variances):
     best = family.best(*given)
     mean = best.mean.clone().requires_grad_()
     if isinstance(best, DiagonalGaussian):
-        parts = [best.variances.clone().requires_grad_()]
-        q: WeightDistribution = DiagonalGaussian(mean, parts[0])
+        trained = [best.variances.clone().requires_grad_()]
+        q: WeightDistribution = DiagonalGaussian(mean, trained[0])
     elif isinstance(best, LowRankGaussian):
-        parts = [best.factor.clone().requires_grad_()]
-        q = LowRankGaussian(mean, parts[0], best.epsilon)
+        trained = [best.factor.clone().requires_grad_()]
+        q = LowRankGaussian(mean, trained[0], best.epsilon)
     else:
         covariance = best.predictive_covariance(torch.eye(R, dtype=torch.float64))
-        parts = [torch.linalg.cholesky(covariance).requires_grad_()]
-        q = FullGaussian(mean, parts[0])
-    gradients = torch.autograd.grad(bound(q, *given), [mean, *parts])
+        trained = [torch.linalg.cholesky(covariance).requires_grad_()]
+        q = FullGaussian(mean, trained[0])
+    gradients = torch.autograd.grad(bound(q, *given), [mean, *trained])
     for gradient in gradients:
         assert float(gradient.abs().max()) < 1e-8
 
@@ -150,17 +150,16 @@ def test_larger_families_have_larger_bounds(n, R):
     assert bound(DiagonalFamily().best(*given), *given).item() <= full + 1e-10
 
 
-@pytest.mark.parametrize("rank", [1, 3, 5])
-def test_unseen_directions_are_those_of_the_eigenvectors(rank, monkeypatch):
-    given = problem(3, 8, own_variances=False)
-    family = LowRankFamily(rank, 0.02)
-    projected = family.best(*given)
-    assert float((given[0] @ projected.factor).abs().max()) < 1e-12
-    monkeypatch.setattr(gaussians, "_unseen_directions", None)
-    eigen = gaussians._smallest(given[0], given[2], given[3], rank)
-    lengths = (1 / eigen[1] - 0.02).sqrt()
-    by_eigenvectors = LowRankGaussian(projected.mean, eigen[0] * lengths, 0.02)
-    torch.testing.assert_close(bound(projected, *given), bound(by_eigenvectors, *given))
+@pytest.mark.parametrize("rank", [1, 5])
+def test_unseen_directions_are_those_of_the_eigenvectors(rank):
+    features, residual, prior, noise = problem(3, 8, own_variances=False)
+    given = features, residual, prior, noise
+    projected = LowRankFamily(rank, 0.02).best(*given)
+    assert float((features @ projected.factor).abs().max()) < 1e-12
+    other = prior.clone()
+    other[0] += 1e-12  # prior variances that differ need the eigenvectors
+    eigen = LowRankFamily(rank, 0.02).best(features, residual, other, noise)
+    torch.testing.assert_close(bound(projected, *given), bound(eigen, *given))
 
 
 def test_points_that_repeat_see_fewer_directions():
@@ -182,15 +181,15 @@ def test_an_epsilon_beyond_the_posterior_leaves_no_factor():
 
 
 @pytest.mark.parametrize(("n", "R"), [(20, 5), (5, 20)])
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+@pytest.mark.parametrize("family", ["diagonal", "rank-2", "full"])
 def test_float32_is_close_to_float64(family, n, R):
     given = problem(n, R, own_variances=False)
-    double = family.best(*given)
-    single = family.best(*(part.float() for part in given))
+    double = FAMILIES[family].best(*given)
+    single = FAMILIES[family].best(*(x.float() for x in given))
     assert single.mean.dtype == torch.float32
     torch.testing.assert_close(single.mean.double(), double.mean, rtol=1e-3, atol=1e-4)
-    one, other = gaussian_kl(single, given[2].float()), gaussian_kl(double, given[2])
-    assert one.item() == pytest.approx(other.item(), rel=1e-3)
+    divergence = gaussian_kl(single, given[2].float()).item()
+    assert divergence == pytest.approx(gaussian_kl(double, given[2]).item(), rel=1e-3)
 
 
 def test_bad_arguments():

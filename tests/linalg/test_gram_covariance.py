@@ -63,7 +63,7 @@ def noise_of(kind, dtype, batch=()):
     return torch.linspace(0.2, 0.5, N, dtype=dtype).expand(*batch, N).clone().requires_grad_()
 
 
-def parts(name="rbf", noise="one", dtype=torch.float64):
+def problem(name="rbf", noise="one", dtype=torch.float64):
     """Kernel, points, noise and residual."""
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(N, 2, generator=generator, dtype=torch.float64)
@@ -81,27 +81,32 @@ def covariance_of(kernel, x, noise, batch=()):
 
 
 def leaves(kernel, x, noise, residual):
-    of_noise = list(noise.parameters()) if isinstance(noise, HomoskedasticNoise) else [noise]
-    return [*kernel.parameters(), *of_noise, x, residual]
+    variances = noise.parameters() if isinstance(noise, HomoskedasticNoise) else [noise]
+    return [*kernel.parameters(), *variances, x, residual]
 
 
 def assert_close(ours, theirs):
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10 * float(other.abs().max()))
+    for gradient, other in zip(ours, theirs, strict=True):
+        atol = 1e-10 * float(other.abs().max())
+        torch.testing.assert_close(gradient, other, rtol=1e-9, atol=atol)
 
 
-@pytest.mark.parametrize("with_inputs", [False, True])
-@pytest.mark.parametrize("blocks", BLOCKS)
-@pytest.mark.parametrize("noise", ["one", "each"])
-@pytest.mark.parametrize("name", KERNELS)
-def test_densities_are_those_of_the_matrix(name, noise, blocks, with_inputs):
-    own = parts(name, noise)
-    own[1].requires_grad_(with_inputs)
-    covariance, residual = covariance_of(*own[:3]), own[3]
+CELLS = [
+    *itertools.product(KERNELS, ["each"], ["some"]),
+    *itertools.product(["rq"], ["one", "each"], BLOCKS),
+]
+
+
+@pytest.mark.parametrize("wants_points", [False, True])
+@pytest.mark.parametrize(("name", "noise", "blocks"), CELLS)
+def test_densities_are_those_of_the_matrix(name, noise, blocks, wants_points):
+    inputs = problem(name, noise)
+    inputs[1].requires_grad_(wants_points)
+    covariance, residual = covariance_of(*inputs[:3]), inputs[3]
     value = covariance.held_out_log_density(residual, BLOCKS[blocks])
-    wanted = [one for one in leaves(*own) if one.requires_grad]
+    wanted = [tensor for tensor in leaves(*inputs) if tensor.requires_grad]
     ours = torch.autograd.grad(3.0 * value, wanted)
-    matrix = DenseCovariance(covariance_of(*own[:3]).matrix)
+    matrix = DenseCovariance(covariance_of(*inputs[:3]).matrix)
     expected = matrix.held_out_log_density(residual, BLOCKS[blocks])
     torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-11)
     assert_close(ours, torch.autograd.grad(3.0 * expected, wanted))
@@ -109,7 +114,7 @@ def test_densities_are_those_of_the_matrix(name, noise, blocks, with_inputs):
 
 @pytest.mark.parametrize("noise", ["one", "each"])
 @pytest.mark.parametrize("blocks", ["all", "some", "folds"])
-@pytest.mark.parametrize("residuals", [(2,), (3, 2)])
+@pytest.mark.parametrize("residuals", [(3, 2)])
 @pytest.mark.parametrize("shared", [False, True])
 def test_members_of_a_batch_are_weighted_each_by_its_own(shared, residuals, blocks, noise):
     batch = torch.Size(() if shared else (2,))
@@ -117,7 +122,7 @@ def test_members_of_a_batch_are_weighted_each_by_its_own(shared, residuals, bloc
     for parameter in kernel.parameters():
         generator = torch.Generator().manual_seed(0)
         parameter.data += torch.randn(parameter.shape, generator=generator).double()
-    _, x, _, _ = parts()
+    _, x, _, _ = problem()
     variances = noise_of(noise, torch.float64, batch)
     generator = torch.Generator().manual_seed(4)
     residual = torch.randn(*residuals, N, generator=generator).double().requires_grad_()
@@ -141,46 +146,27 @@ def test_members_of_a_batch_are_weighted_each_by_its_own(shared, residuals, bloc
     assert_close(ours, torch.autograd.grad((each * weights).sum(), wanted))
 
 
-@pytest.mark.parametrize("blocks", BLOCKS)
-def test_value_and_vector_jacobian_product(blocks):
-    own = parts("interval")
-    residual, covariance = own[3], covariance_of(*own[:3])
-    value, tensors, vjp, _ = covariance.log_density_and_vjp(
-        residual, covariance.density(BLOCKS[blocks])
-    )
-    assert not value.requires_grad
-    pairs = vjp(torch.ones_like(value))
-    assert {id(tensor) for tensor, _ in pairs} == {id(tensor) for tensor in tensors}
-    for leaf in leaves(*own):
-        leaf.grad = None
-    torch.autograd.backward(*zip(*pairs, strict=True))
-    ours = [leaf.grad.clone() for leaf in leaves(*own)]
-    expected = DenseCovariance(covariance.matrix).held_out_log_density(residual, BLOCKS[blocks])
-    torch.testing.assert_close(value, expected.detach(), rtol=1e-11, atol=1e-11)
-    assert_close(ours, torch.autograd.grad(expected, leaves(*own)))
-
-
-@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize("blocks", ["all", "some", "folds"])
 def test_single_precision_is_computed_in_double(blocks):
-    own, double = parts("scaled matern", "each", torch.float32), parts("scaled matern", "each")
-    for one, other in zip(leaves(*own), leaves(*double), strict=True):
-        other.data.copy_(one.data)
+    single, double = (problem("rq", "each", dtype) for dtype in (torch.float32, torch.float64))
+    for leaf, other in zip(leaves(*single), leaves(*double), strict=True):
+        other.data.copy_(leaf.data)
     values, gradients = [], []
-    for kernel, x, noise, residual in (own, double):
+    for kernel, x, noise, residual in (single, double):
         value = covariance_of(kernel, x, noise).held_out_log_density(residual, BLOCKS[blocks])
         values.append(value)
         gradients.append(torch.autograd.grad(value, leaves(kernel, x, noise, residual)))
     assert values[0].dtype == torch.float32
     torch.testing.assert_close(values[0].double(), values[1], rtol=1e-6, atol=1e-6)
-    for one, other in zip(*gradients, strict=True):
-        assert one.dtype == torch.float32
-        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+    for gradient, other in zip(*gradients, strict=True):
+        assert gradient.dtype == torch.float32
+        torch.testing.assert_close(gradient.double(), other, rtol=1e-5, atol=1e-5)
 
 
 def test_what_needs_no_gradient_is_not_asked_for():
-    kernel, x, noise, residual = parts()
-    for one in (x, residual):
-        one.requires_grad_(False)
+    kernel, x, noise, residual = problem()
+    for tensor in (x, residual):
+        tensor.requires_grad_(False)
     covariance = covariance_of(kernel, x, noise)
     value, tensors, vjp, _ = covariance.log_density_and_vjp(
         residual, covariance.density(BLOCKS["all"])
@@ -194,47 +180,20 @@ def test_what_needs_no_gradient_is_not_asked_for():
 
 @pytest.mark.parametrize("blocks", ["all", "some", "folds"])
 def test_a_graph_that_is_kept_gives_the_same_gradient_again(blocks):
-    own = parts("rq")
-    value = covariance_of(*own[:3]).held_out_log_density(own[3], BLOCKS[blocks])
-    first = torch.autograd.grad(value, leaves(*own), retain_graph=True)
-    for one, other in zip(first, torch.autograd.grad(value, leaves(*own)), strict=True):
-        assert torch.equal(one, other)
+    inputs = problem("rq")
+    value = covariance_of(*inputs[:3]).held_out_log_density(inputs[3], BLOCKS[blocks])
+    first = torch.autograd.grad(value, leaves(*inputs), retain_graph=True)
+    second = torch.autograd.grad(value, leaves(*inputs))
+    assert all(map(torch.equal, first, second))
 
 
 def test_a_parameter_that_changed_before_the_backward_pass_is_found_out():
-    kernel, x, noise, residual = parts()
+    kernel, x, noise, residual = problem()
     value = covariance_of(kernel, x, noise).log_density(residual)
     with torch.no_grad():
         kernel.raw_lengthscale += 1.0
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         value.backward()
-
-
-def test_a_second_derivative_is_refused():
-    kernel, x, noise, residual = parts()
-    value = covariance_of(kernel, x, noise).log_density(residual)
-    with pytest.raises(ValueError, match="create_graph=True"):
-        torch.autograd.grad(value, kernel.raw_lengthscale, create_graph=True)
-
-
-def test_gradients_by_finite_differences():
-    kernel, x, noise, residual = parts("rq")
-    assert torch.autograd.gradcheck(
-        lambda x, r: covariance_of(kernel, x, noise).held_out_log_density(r, BLOCKS["some"]),
-        (x, residual),
-    )
-
-
-@pytest.mark.parametrize("noise", ["one", "each"])
-def test_leave_one_out_is_that_of_the_matrix(noise):
-    kernel, x, variances, residual = parts("rq", noise)
-    rows = torch.tensor([3, 0, 8])
-    covariance = covariance_of(kernel, x, variances)
-    found = covariance.leave_one_out(residual, rows)
-    expected = DenseCovariance(covariance.matrix.detach()).leave_one_out(residual, rows)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
-        assert one.requires_grad
 
 
 def test_a_singular_covariance_takes_jitter():

@@ -1,3 +1,5 @@
+"""Conjugate gradients: densities, their errors, products by rows, preconditioners."""
+
 from __future__ import annotations
 
 import math
@@ -8,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from linear_operator import to_linear_operator
 from linear_operator.utils.warnings import NumericalWarning
 
 import reference
@@ -16,9 +19,11 @@ from gpclml.linalg import (
     ConjugateGradients,
     DenseCovariance,
     IterativeCovariance,
+    LowRankPlusDiagonal,
     NotConvergedWarning,
     RowProducts,
 )
+from gpclml.linalg.iterative import pivoted_cholesky
 
 TIGHT = ConjugateGradients(tolerance=1e-10, preconditioner_rank=5)
 
@@ -32,7 +37,7 @@ def held_out_of(n, b, seed=3):
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:b]
 
 
-def by_rows(x, lengthscale, noise, kept_bytes=0, missing=None):
+def rbf(x, lengthscale, noise, kept_bytes=0, missing=None):
     """An RBF covariance by its rows, ``noise`` one variance or one a point."""
 
     def rows(start, stop, columns):
@@ -74,7 +79,7 @@ def test_value_and_gradient_are_those_of_the_dense_density(n, share, kept, rank)
     lengthscale, noise = parameters()
     held_out = held_out_of(n, b)
     solver = ConjugateGradients(tolerance=1e-10, preconditioner_rank=rank)
-    covariance = by_rows(x, lengthscale, noise, kept_bytes=10**9 if kept else 0)
+    covariance = rbf(x, lengthscale, noise, kept_bytes=10**9 if kept else 0)
     value, report = density(covariance, r, held_out, solver)
     expected = reference.conditional_log_density(dense(x, lengthscale, noise), r, held_out)
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
@@ -87,82 +92,39 @@ def test_value_and_gradient_are_those_of_the_dense_density(n, share, kept, rank)
     assert report.residual <= 1e-10
 
 
-def test_gradcheck():
-    x, r = points(12), reference.random_residual(12).requires_grad_()
-
-    def function(lengthscale, noise, residual):
-        covariance = by_rows(x, lengthscale, noise)
-        solver = ConjugateGradients(tolerance=1e-13, preconditioner_rank=6)
-        return density(covariance, residual, held_out_of(12, 4), solver)[0]
-
-    assert torch.autograd.gradcheck(function, (*parameters(), r), atol=1e-5)
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("chunk", [1, 7])
 def test_chunks_make_no_difference(chunk, monkeypatch):
     n = 40
     x, r, held_out = points(n), reference.random_residual(n), held_out_of(n, 6)
 
     def value_and_gradients():
         hyperparameters = parameters()
-        covariance = by_rows(x, *hyperparameters)
+        covariance = rbf(x, *hyperparameters)
         value, _ = density(covariance, r, held_out, TIGHT)
         return value, *reference.gradients(value, *hyperparameters)
 
     whole = value_and_gradients()
-    monkeypatch.setattr("gpclml.linalg.iterative._NUMBERS_AT_ONCE", chunk * n)
-    assert len(by_rows(x, *parameters()).latent._chunks) == math.ceil(n / chunk)
+    monkeypatch.setattr(CHUNK, chunk * n)
     for one, other in zip(value_and_gradients(), whole, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("noise", [0.3, 0.01, 1e-3])
-@pytest.mark.parametrize("tolerance", [1e-1, 1e-2, 1e-3, 1e-5])
-def test_the_error_bound_holds(noise, tolerance):
-    n, b = 120, 15
-    x, r, held_out = points(n), reference.random_residual(n), held_out_of(n, b)
-    lengthscale, noise = torch.tensor(0.3, dtype=torch.float64), torch.tensor(noise).double()
-    solver = ConjugateGradients(tolerance=tolerance, preconditioner_rank=15, max_error=None)
-    value, report = density(by_rows(x, lengthscale, noise), r, held_out, solver)
-    exact = DenseCovariance(dense(x, lengthscale, noise)).conditional_log_density(r, held_out)
-    assert abs(float(value - exact)) / b <= report.error_bound + 1e-10
-    if tolerance <= 1e-5:
-        assert report.error_bound < 1e-2
-    demanding = ConjugateGradients(tolerance=tolerance, preconditioner_rank=15, max_error=1e-6)
-    value, report = density(by_rows(x, lengthscale, noise), r, held_out, demanding)
-    assert report.error_bound <= 1e-6
-    assert abs(float(value - exact)) / b <= 1e-6
-
-
-def test_the_error_is_of_second_order_in_the_residuals():
-    n, b = 200, 20
-    x, r, held_out = points(n), reference.random_residual(n), held_out_of(n, b)
-    lengthscale, noise = torch.tensor(0.3).double(), torch.tensor(0.05).double()
-    exact = DenseCovariance(dense(x, lengthscale, noise)).conditional_log_density(r, held_out)
-    covariance = by_rows(x, lengthscale, noise)
-    logs = []
-    for tolerance in (1e-2, 1e-4):
-        solver = ConjugateGradients(tolerance, preconditioner_rank=0, max_error=None)
-        value, report = density(covariance, r, held_out, solver)
-        logs.append((math.log(report.residual), math.log(abs(float(value - exact)))))
-    slope = (logs[0][1] - logs[1][1]) / (logs[0][0] - logs[1][0])
-    assert 1.6 < slope < 2.4
-
-
-@pytest.mark.parametrize(("of_x", "of_r"), [((3,), (3,)), ((3,), ()), ((), (3,)), ((2, 1), (3,))])
-def test_a_batch_is_a_stack_of_singles(of_x, of_r):
+@pytest.mark.parametrize(
+    ("x_batch", "r_batch"), [((3,), (3,)), ((3,), ()), ((), (3,)), ((2, 1), (3,))]
+)
+def test_a_batch_is_a_stack_of_singles(x_batch, r_batch):
     n, b = 20, 4
-    x, r, held_out = points(n, of_x), reference.random_residual(n, of_r), held_out_of(n, b)
+    x, r, held_out = points(n, x_batch), reference.random_residual(n, r_batch), held_out_of(n, b)
     lengthscale, noise = parameters()
-    value, _ = density(by_rows(x, lengthscale, noise), r, held_out, TIGHT)
-    batch = torch.broadcast_shapes(of_x, of_r)
+    value, _ = density(rbf(x, lengthscale, noise), r, held_out, TIGHT)
+    batch = torch.broadcast_shapes(x_batch, r_batch)
     assert value.shape == batch
     every_x = x.expand(*batch, n, 2).reshape(-1, n, 2)
     every_r = r.expand(*batch, n).reshape(-1, n)
     alone = torch.stack(
         [
-            density(by_rows(one, lengthscale, noise), rest, held_out, TIGHT)[0]
-            for one, rest in zip(every_x, every_r, strict=True)
+            density(rbf(x_i, lengthscale, noise), r_i, held_out, TIGHT)[0]
+            for x_i, r_i in zip(every_x, every_r, strict=True)
         ]
     )
     torch.testing.assert_close(value.flatten(), alone, rtol=1e-8, atol=1e-8)
@@ -180,7 +142,7 @@ def test_a_missing_point_is_a_standard_normal_of_its_own():
     missing = torch.zeros(n, dtype=torch.bool)
     missing[[5, 7]] = True
     r = r.masked_fill(missing, 0.0)
-    covariance = by_rows(x, *parameters(), missing=missing)
+    covariance = rbf(x, *parameters(), missing=missing)
     value, report = density(covariance, r, held_out, TIGHT)
     seen = ~missing
     expected = DenseCovariance(dense(x[seen], *parameters())).conditional_log_density(
@@ -196,7 +158,7 @@ def test_single_precision_against_double():
     found = []
     for dtype in (torch.float32, torch.float64):
         hyperparameters = parameters(dtype)
-        covariance = by_rows(points(n, dtype=dtype), *hyperparameters)
+        covariance = rbf(points(n, dtype=dtype), *hyperparameters)
         value, _ = density(covariance, r.to(dtype), held_out)
         assert value.dtype == dtype
         gradients = torch.stack(reference.gradients(value, *hyperparameters)).double()
@@ -208,7 +170,7 @@ def test_single_precision_against_double():
 def test_what_is_not_reached_is_an_error_or_a_warning():
     n = 80
     x, r, held_out = points(n), reference.random_residual(n), held_out_of(n, 8)
-    covariance = by_rows(x, torch.tensor(0.3).double(), torch.tensor(1e-3).double())
+    covariance = rbf(x, torch.tensor(0.3).double(), torch.tensor(1e-3).double())
     few = {"max_iterations": 3, "preconditioner_rank": 0}
     with pytest.raises(NotConvergedError, match=r"residual of .* after 3 iterations"):
         density(covariance, r, held_out, ConjugateGradients(**few))
@@ -220,28 +182,22 @@ def test_what_is_not_reached_is_an_error_or_a_warning():
     with pytest.raises(NotConvergedError, match="max_error: got an error of up to"):
         density(covariance, r, held_out, beyond_rounding)
     # float32 cannot solve this system to 1e-7: it says so, and does not go on for ever
-    single = by_rows(x.float(), torch.tensor(0.3), torch.tensor(1e-3))
+    single = rbf(x.float(), torch.tensor(0.3), torch.tensor(1e-3))
     with pytest.raises(NotConvergedError, match="float64"):
         density(single, r.float(), held_out, ConjugateGradients(tolerance=1e-9))
 
 
 def test_a_block_of_all_points_is_refused():
-    covariance = by_rows(points(10), *parameters())
+    covariance = rbf(points(10), *parameters())
     with pytest.raises(ArgumentError, match="at least one point left"):
         density(covariance, reference.random_residual(10), torch.arange(10))
 
 
-def test_a_covariance_that_is_not_finite_is_said_to_be():
-    covariance = by_rows(points(10), torch.tensor(torch.nan).double(), torch.tensor(0.1).double())
-    with pytest.raises(NonFiniteError, match="covariance"):
-        density(covariance, reference.random_residual(10), torch.tensor([0]))
-
-
-@pytest.mark.parametrize("rank", [0, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("where", ["scale", "noise", "one entry", "residual"])
-def test_what_is_not_finite_is_an_error_whatever_happens_on_failure(where, value, dtype, rank):
+def test_what_is_not_finite_is_an_error_whatever_happens_on_failure(where, value, dtype):
+    rank = 5
     x, r, held_out = points(30, dtype=dtype), reference.random_residual(30).to(dtype), [4, 9]
     scale, noise = torch.tensor(1.0, dtype=dtype), torch.full((30,), 0.1, dtype=dtype)
     evaluated = 0
@@ -267,20 +223,19 @@ def test_what_is_not_finite_is_an_error_whatever_happens_on_failure(where, value
     assert evaluated <= 2 + rank  # not one for each of a thousand iterations
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"tolerance": 0.0}, "tolerance"),
-        ({"max_error": 0.0}, "max_error"),
-        ({"max_iterations": 1}, "max_iterations"),
-        ({"preconditioner_rank": -1}, "preconditioner_rank"),
-        ({"on_failure": "ignore"}, "on_failure"),
-        ({"kept_bytes": -1}, "kept_bytes"),
-    ],
-)
-def test_unusable_settings_are_refused(values, message):
-    with pytest.raises(ArgumentError, match=message):
-        ConjugateGradients(**values)
+SETTINGS = {
+    "tolerance": 0.0, "max_error": 0.0, "max_iterations": 1, "preconditioner_rank": -1,
+    "on_failure": "ignore", "kept_bytes": -1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_unusable_settings_are_refused(name):
+    with pytest.raises(ArgumentError, match=name):
+        ConjugateGradients(**{name: SETTINGS[name]})
+    if name != "on_failure":
+        with pytest.raises(ArgumentError, match=f"{name}: got nan"):
+            ConjugateGradients(**{name: torch.nan})
 
 
 @pytest.mark.cuda
@@ -291,7 +246,7 @@ def test_on_a_gpu():
     found = []
     for device in ("cpu", "cuda"):
         hyperparameters = [p.detach().to(device).requires_grad_() for p in parameters()]
-        covariance = by_rows(points(n).to(device), *hyperparameters)
+        covariance = rbf(points(n).to(device), *hyperparameters)
         value, _ = density(covariance, r.to(device), held_out, TIGHT)
         assert value.device.type == device
         found.append(
@@ -301,26 +256,12 @@ def test_on_a_gpu():
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
-def counted(covariance):
-    """The covariance, and a list that grows by one with each evaluation of its rows."""
-    evaluations = []
-
-    def counting(*bounds):
-        evaluations.append(bounds)
-        return covariance.latent._rows(*bounds)
-
-    latent = RowProducts(counting, covariance.latent.diagonal(), 0)
-    return replace(covariance, latent=latent), evaluations
-
-
-def test_noise_that_is_lost_in_rounding_is_refused_before_anything_is_solved():
+def test_noise_that_is_lost_in_rounding_has_no_bound():
     x, r = points(30, dtype=torch.float32), reference.random_residual(30).float()
-    held_out, lost = held_out_of(30, 3), torch.tensor(1e-8)
-    covariance, evaluations = counted(by_rows(x, torch.tensor(0.3), lost))
+    held_out, covariance = held_out_of(30, 3), rbf(x, torch.tensor(0.3), torch.tensor(1e-8))
     solver = ConjugateGradients(preconditioner_rank=0)
-    with pytest.raises(NotConvergedError, match=r"max_error: got noise variances below .*float32"):
+    with pytest.raises(NotConvergedError, match="compute in float64"):
         density(covariance, r, held_out, solver)
-    assert len(evaluations) == 1  # the covariance with the held-out points
     unbounded = ConjugateGradients(max_error=None, tolerance=0.1, on_failure="warn")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)
@@ -330,8 +271,8 @@ def test_noise_that_is_lost_in_rounding_is_refused_before_anything_is_solved():
     assert report.error_bound == math.inf
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("noise", [0.3, 1e-2, 1e-4])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("noise", [0.3, 1e-3])
 def test_errors_are_below_the_largest_that_is_allowed(noise, seed):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(150, 3, generator=generator, dtype=torch.float64)
@@ -340,13 +281,13 @@ def test_errors_are_below_the_largest_that_is_allowed(noise, seed):
     for max_error in (1e-2, 1e-5):
         # A tolerance that alone is far from enough.
         solver = ConjugateGradients(0.5, max_error=max_error, preconditioner_rank=10)
-        value, report = density(by_rows(x, *hyperparameters), r, held_out, solver)
+        value, report = density(rbf(x, *hyperparameters), r, held_out, solver)
         exact = DenseCovariance(dense(x, *hyperparameters)).conditional_log_density(r, held_out)
         assert abs(float(value - exact)) / 10 <= report.error_bound <= max_error
 
 
 def test_progress_is_shown_where_it_is_asked_for(capsys):
-    covariance, r, held_out = by_rows(points(40), *parameters()), torch.ones(40).double(), [3]
+    covariance, r, held_out = rbf(points(40), *parameters()), torch.ones(40).double(), [3]
     values = []
     for progress in (False, True):
         assert capsys.readouterr() == ("", "")
@@ -360,7 +301,7 @@ def test_progress_is_shown_where_it_is_asked_for(capsys):
 
 
 def test_an_interrupt_passes_through(capsys):
-    covariance, evaluations = by_rows(points(40), *parameters()), []
+    covariance, evaluations = rbf(points(40), *parameters()), []
 
     def interrupted(*bounds):
         evaluations.append(bounds)
@@ -383,7 +324,7 @@ def test_a_residual_is_the_true_one_at_the_limit_of_single_precision():
     lengthscale, noise = torch.tensor(0.3), torch.tensor(1e-4)
     solver = ConjugateGradients(1e-3, preconditioner_rank=40, on_failure="warn")
     with pytest.warns(NotConvergedWarning, match="relative residual"):
-        predictor = replace(by_rows(x, lengthscale, noise), settings=solver).predictor(r)
+        predictor = replace(rbf(x, lengthscale, noise), settings=solver).predictor(r)
     matrix = dense(x, lengthscale, noise).double()
     solution = predictor.solution
     true = (r - matrix @ solution.values.squeeze(-1).double()).norm() / r.norm()
@@ -394,7 +335,7 @@ def test_a_residual_is_the_true_one_at_the_limit_of_single_precision():
 def test_vectors_that_overflow_reach_nothing(monkeypatch):
     overflow = lambda multiply, right, **_: multiply(torch.full_like(right, torch.inf))  # noqa: E731
     monkeypatch.setattr("gpclml.linalg.iterative.linear_cg", overflow)
-    covariance, r = by_rows(points(20), *parameters()), torch.ones(20).double()
+    covariance, r = rbf(points(20), *parameters()), torch.ones(20).double()
     with pytest.raises(NotConvergedError, match="tolerance: got a relative residual of 1 "):
         density(covariance, r, torch.tensor([3]))
 
@@ -402,14 +343,200 @@ def test_vectors_that_overflow_reach_nothing(monkeypatch):
 @pytest.mark.parametrize("on_failure", ["error", "warn"])
 def test_norms_that_overflow_are_an_error_whatever_happens_on_failure(on_failure):
     x, r = points(20, dtype=torch.float32), 1e30 * torch.ones(20)
-    covariance = by_rows(x, *parameters(torch.float32))
+    covariance = rbf(x, *parameters(torch.float32))
     with pytest.raises(NonFiniteError, match="relative residual of nan"):
         density(covariance, r, torch.tensor([3]), ConjugateGradients(on_failure=on_failure))
 
 
-@pytest.mark.parametrize(
-    "name", ["tolerance", "max_error", "max_iterations", "preconditioner_rank", "kept_bytes"]
+N, M, NOISE = 30, 4, 0.1
+
+
+def rough(multiply, right, **_):
+    """Solutions that are off by a tenth in any direction, not only where CG leaves something."""
+    exact = torch.linalg.solve(multiply(torch.eye(N, dtype=right.dtype)), right)
+    noise = torch.randn(right.shape, generator=torch.Generator().manual_seed(1)).to(right)
+    return exact + 0.1 * noise
+
+
+def known_problem():
+    latent = reference.random_covariance(N + M, noise=0.0)
+    noise = torch.full((N,), NOISE, dtype=torch.float64)
+    covariance = to_linear_operator(latent[:N, :N]), noise
+    K = latent[:N, :N] + noise.diag()
+    return covariance, K, latent[:N, N:], reference.random_residual(N)
+
+
+@pytest.mark.parametrize("rank", [0, 10])
+def test_the_errors_are_those_of_the_equations(rank, monkeypatch):
+    covariance, K, cross, residual = known_problem()
+    monkeypatch.setattr("gpclml.linalg.iterative.linear_cg", rough)
+    solver = ConjugateGradients(0.99, preconditioner_rank=rank, max_iterations=3)
+    given = IterativeCovariance(*covariance, solver).predictor(residual)
+    block = given.given(cross, keep=True)
+    V, R = block.vectors.values, block.vectors.residuals
+    rho = residual - K @ given.solution.values.squeeze(-1)
+    torch.testing.assert_close(R, cross - K @ V)
+    inverse = torch.linalg.inv(K)
+    gain = cross.mT @ inverse
+    torch.testing.assert_close(block.shift - gain @ residual, -R.mT @ inverse @ rho)
+    excess = R.mT @ inverse @ R
+    torch.testing.assert_close(gain @ cross - block.joint_reduction(block), excess)
+    torch.testing.assert_close((gain @ cross).diagonal() - block.reduction, excess.diagonal())
+    assert (excess.diagonal() <= block.errors.square()).all()
+    assert (block.errors.square() <= R.square().sum(0) / NOISE + 1e-12).all()
+    assert rho @ inverse @ rho <= given.error.square()
+    assert block.residual == pytest.approx(float((R.norm(dim=0) / cross.norm(dim=0)).max()))
+
+
+@pytest.mark.parametrize("off", [(0.02, 0.0), (0.0, 0.3), (0.01, 0.3), (-0.01, 0.3)])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_error_of_a_density_is_below_its_bound(off, seed, monkeypatch):
+    covariance, K, _, _ = known_problem()
+    direction = torch.randn(N, 1, generator=torch.Generator().manual_seed(seed)).double()
+
+    def along_one_direction(multiply, right, **_):
+        exact = torch.linalg.solve(multiply(torch.eye(N, dtype=right.dtype)), right)
+        columns = torch.tensor([off[0]] * (right.shape[-1] - 1) + [off[1]], dtype=right.dtype)
+        return exact + columns * direction.index_fill(0, held_out, 0.0)
+
+    held_out, residual = torch.tensor([2, 11, 20]), reference.random_residual(N, seed=seed)
+    monkeypatch.setattr("gpclml.linalg.iterative.linear_cg", along_one_direction)
+    solver = ConjugateGradients(0.99, max_error=None, max_iterations=3, on_failure="warn")
+    iterative = IterativeCovariance(*covariance, solver)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        value = iterative.conditional_log_density(residual, held_out)
+    error = (
+        float((value - DenseCovariance(K).conditional_log_density(residual, held_out)).abs()) / 3
+    )
+    [report] = iterative.reports
+    assert error <= report.error_bound + 1e-12
+    assert math.isfinite(report.error_bound)
+
+
+@pytest.mark.parametrize("noise", [None, 1e-8])
+def test_dependent_noise_and_noise_that_is_lost_in_rounding_have_no_bound(noise):
+    _, K, cross, residual = (x.float() if torch.is_tensor(x) else x for x in known_problem())
+    noise = None if noise is None else torch.full((N,), noise)
+    covariance = IterativeCovariance(to_linear_operator(K), noise, ConjugateGradients(1e-4))
+    given = covariance.predictor(residual)
+    block = given.given(cross, keep=True)
+    expected = torch.linalg.solve(K.double(), cross.double()).float()
+    torch.testing.assert_close(block.vectors.values, expected, rtol=1e-3, atol=1e-3)
+    for errors in (given.error, block.errors):
+        assert torch.equal(errors, torch.full_like(errors, math.inf))
+
+
+CHUNK = "gpclml.linalg.iterative._NUMBERS_AT_ONCE"
+
+
+class Rows:
+    """A symmetric matrix, given by its rows, that remembers what was asked for."""
+
+    def __init__(self, batch, n, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        root = torch.randn(*batch, n, n, generator=generator, dtype=torch.float64)
+        self.matrix = root @ root.mT
+        self.asked = []
+
+    def __call__(self, start, stop, columns):
+        self.asked.append((start, stop, columns))
+        return self.matrix[..., start:stop, :columns]
+
+    def products(self, kept_bytes=0, multiple=1):
+        diagonal = self.matrix.diagonal(dim1=-2, dim2=-1)
+        return RowProducts(self, diagonal, kept_bytes, multiple)
+
+
+@torch.no_grad()
+def without_gradient(products, right):
+    return products @ right
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(1, 12),
+    k=st.integers(1, 4),
+    batch=st.sampled_from([(), (2,), (3, 1)]),
+    right_batch=st.sampled_from([(), (2,), (3, 2)]),
+    chunk=st.integers(1, 60),
+    multiple=st.integers(1, 3),
+    kept=st.booleans(),
 )
-def test_settings_that_are_no_numbers_are_refused(name):
-    with pytest.raises(ArgumentError, match=f"{name}: got nan"):
-        ConjugateGradients(**{name: torch.nan})
+def test_products_are_those_of_the_matrix(n, k, batch, right_batch, chunk, multiple, kept):
+    rows = Rows(batch, n * multiple)
+    right = torch.randn(*right_batch, n * multiple, k, dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CHUNK, chunk)
+        try:
+            expected = rows.matrix @ right
+        except RuntimeError:
+            return  # batches that do not broadcast
+        products = rows.products(10**9 if kept else 0, multiple)
+        for _ in range(2):
+            torch.testing.assert_close(without_gradient(products, right), expected)
+        torch.testing.assert_close(products @ right, expected)
+        torch.testing.assert_close(products.row(n - 1), rows.matrix[..., n - 1, :])
+    assert all(bound % multiple == 0 for asked in rows.asked for bound in asked)
+
+
+def test_half_is_evaluated_and_half_is_kept(monkeypatch):
+    monkeypatch.setattr(CHUNK, 8 * 64)
+    rows, right = Rows((), 64), torch.ones(64, 1, dtype=torch.float64)
+    products = rows.products(8 * 64 * 36)
+    assert products.kept_numbers == 64 * 36  # 8 chunks: 1 + 2 + ... + 8 squares of 8 by 8
+    without_gradient(products, right)
+    assert sum((stop - start) * columns for start, stop, columns in rows.asked) == 64 * 36
+    without_gradient(products, right)
+    assert len(rows.asked) == 8
+    anew = rows.products(8 * 64 * 36 - 1)
+    assert anew.kept_numbers == 0
+    rows.asked.clear()
+    for count in (8, 16):
+        without_gradient(anew, right)
+        assert len(rows.asked) == count
+
+
+def rows_of_rbf(n, dtype):
+    """An RBF covariance of n points in the plane, by its rows."""
+    x = torch.rand(n, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    matrix = torch.exp(-0.5 * torch.cdist(x, x).square() / 0.3**2).to(dtype)
+    return RowProducts(lambda i, j, k: matrix[i:j, :k], matrix.diagonal(), 0), matrix
+
+
+def test_a_pivoted_cholesky_factor_is_below_the_matrix_and_nears_it():
+    latent, matrix = rows_of_rbf(200, torch.float64)
+    remaining = []
+    for rank in (0, 5, 15, 200):
+        factor = pivoted_cholesky(latent.row, latent.diagonal(), rank)
+        difference = matrix - factor @ factor.mT
+        assert torch.linalg.eigvalsh(difference).min() > -1e-13
+        remaining.append(float(difference.diagonal().sum()))
+    assert remaining[0] == 200
+    assert remaining == sorted(remaining, reverse=True)
+    assert remaining[-1] < 1e-12
+    assert factor.shape[-1] < 200  # the others are rounding
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("rank", [0, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_preconditioner_is_exact_at_a_small_noise(dtype, rank, missing):
+    # Woodbury's identity in single precision has no correct digit here.
+    latent, full = rows_of_rbf(100, dtype)
+    noise = torch.linspace(1e-6, 2e-6, 100, dtype=dtype)
+    gone = torch.arange(100) % 7 == 0 if missing else None
+    factor = pivoted_cholesky(latent.row, latent.diagonal(), rank)
+    covariance = LowRankPlusDiagonal(factor, noise)
+    preconditioner = (covariance.masked(gone) if missing else covariance).weights()
+    matrix = factor @ factor.mT + noise.double().diag()
+    if gone is not None:
+        matrix = matrix.masked_fill(gone | gone.unsqueeze(-1), 0.0) + gone.double().diag()
+    right = full[:, :3] if gone is None else full[:, :3].masked_fill(gone.unsqueeze(-1), 0.0)
+    expected = torch.linalg.solve(matrix, right.double())
+    product, whitened = preconditioner.solve(right), preconditioner.whiten(right)
+    assert product.dtype == dtype
+    assert (product.double() - expected).norm() < 1e-5 * expected.norm()
+    torch.testing.assert_close(
+        whitened.mT @ whitened, right.double().mT @ expected, rtol=1e-5, atol=1.0
+    )

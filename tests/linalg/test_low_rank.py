@@ -12,10 +12,8 @@ import reference
 from gpclml.errors import NonFiniteError
 from gpclml.linalg import DenseCovariance, LowRankPlusDiagonal
 
-SHAPES = [(1, 1), (2, 1), (9, 1), (9, 3), (9, 8), (9, 9)]  # n, R
 
-
-def parts(n: int, R: int, batch: tuple[int, ...] = (), seed: int = 0, noise: float = 0.1):
+def problem(n: int, R: int, batch: tuple[int, ...] = (), seed: int = 0, noise: float = 0.1):
     """Features ``(*batch, n, R)``, noise variances ``(n,)`` and residuals ``(*batch, n)``."""
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(*batch, n, R, generator=generator, dtype=torch.float64)
@@ -23,19 +21,19 @@ def parts(n: int, R: int, batch: tuple[int, ...] = (), seed: int = 0, noise: flo
     return features, variances, reference.random_residual(n, batch, seed + 1)
 
 
-def with_gradient(*tensors: Tensor) -> list[Tensor]:
+def leaves(*tensors: Tensor) -> list[Tensor]:
     return [tensor.clone().requires_grad_() for tensor in tensors]
 
 
-def random_indices(n: int, b: int, seed: int = 3) -> Tensor:
+def random_rows(n: int, b: int, seed: int = 3) -> Tensor:
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:b]
 
 
-def assert_same(function, parts, rtol: float = 1e-9, gradient_rtol: float = 1e-7):
+def assert_same(function, inputs, rtol: float = 1e-9, gradient_rtol: float = 1e-7):
     """Value and gradient of a function of covariance and residual, low rank against dense."""
     results = []
     for dense in (False, True):
-        features, noise, residual = with_gradient(*parts)
+        features, noise, residual = leaves(*inputs)
         covariance = LowRankPlusDiagonal(features, noise)
         value = function(DenseCovariance(covariance.to_dense()) if dense else covariance, residual)
         weights = 1 + torch.arange(value.numel(), dtype=value.dtype).reshape(value.shape)
@@ -44,29 +42,25 @@ def assert_same(function, parts, rtol: float = 1e-9, gradient_rtol: float = 1e-7
     (value, gradients), (expected, expected_gradients) = results
     assert value.shape == expected.shape
     torch.testing.assert_close(value, expected, rtol=rtol, atol=rtol)
-    for one, other in zip(gradients, expected_gradients, strict=True):
+    for gradient, other in zip(gradients, expected_gradients, strict=True):
         atol = gradient_rtol * max(1.0, float(other.abs().max()))
-        torch.testing.assert_close(one, other, rtol=gradient_rtol, atol=atol)
+        torch.testing.assert_close(gradient, other, rtol=gradient_rtol, atol=atol)
 
 
-def test_its_parts_are_those_of_the_dense_covariance():
-    features, noise, _ = parts(5, 2, (3,))
+def test_entries_are_those_of_the_dense_covariance():
+    features, noise, _ = problem(5, 2, (3,))
     covariance = LowRankPlusDiagonal(features, noise)
     dense = features @ features.mT + torch.diag(noise)
     torch.testing.assert_close(covariance.to_dense(), dense)
-    torch.testing.assert_close(covariance.diagonal(), dense.diagonal(dim1=-2, dim2=-1))
     assert covariance.shape == dense.shape
-    assert covariance.dtype == dense.dtype
-    assert covariance.device == dense.device
-    rows = torch.tensor([4, 0, 1])
-    torch.testing.assert_close(covariance.take(rows).to_dense(), dense[:, rows][:, :, rows])
-    own = torch.tensor([[0, 3], [2, 1], [4, 2]])
-    expected = torch.stack([dense[i][own[i]][:, own[i]] for i in range(3)])
-    torch.testing.assert_close(covariance.take(own).to_dense(), expected)
+    assert (covariance.dtype, covariance.device) == (dense.dtype, dense.device)
+    rows = torch.tensor([[0, 3], [2, 1], [4, 2]])
+    expected = torch.stack([dense[i][rows[i]][:, rows[i]] for i in range(3)])
+    torch.testing.assert_close(covariance.take(rows).to_dense(), expected)
 
 
 def test_members_share_what_has_no_batch():
-    features, noise, _ = parts(5, 2, (3,))
+    features, noise, _ = problem(5, 2, (3,))
     for covariance in (
         LowRankPlusDiagonal(features, noise),
         LowRankPlusDiagonal(features[0], noise * torch.rand(3, 1, dtype=torch.float64)),
@@ -74,25 +68,6 @@ def test_members_share_what_has_no_batch():
         dense = covariance.to_dense()
         torch.testing.assert_close(covariance[2].to_dense(), dense[2])
         torch.testing.assert_close(covariance[1:].to_dense(), dense[1:])
-
-
-@pytest.mark.parametrize(("n", "R"), SHAPES)
-def test_the_conditional_is_the_explicit_one(n, R):
-    for b in sorted({1, R, R + 1, n - 1, n} & set(range(1, n + 1))):
-        held_out = random_indices(n, b)
-
-        def of_low_rank(covariance, residual, held_out=held_out):
-            return covariance.conditional_log_density(residual, held_out)
-
-        features, noise, residual = parts(n, R)
-        assert_same(of_low_rank, (features, noise, residual))
-        dense = LowRankPlusDiagonal(features, noise).to_dense()
-        torch.testing.assert_close(
-            of_low_rank(LowRankPlusDiagonal(features, noise), residual),
-            reference.conditional_log_density(dense, residual, held_out),
-            rtol=1e-9,
-            atol=1e-9,
-        )
 
 
 GROUPS = {
@@ -106,96 +81,59 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS.keys())
-@pytest.mark.parametrize("R", [1, 3, 7, 8])
-def test_blocks_are_the_explicit_conditionals(groups, R):
-    features, noise, residual = parts(8, R)
-
-    def of_blocks(covariance, residual):
-        return covariance.block_log_densities(residual, groups)
-
-    assert_same(of_blocks, (features, noise, residual))
-    dense = LowRankPlusDiagonal(features, noise).to_dense()
-    expected = [
-        reference.conditional_log_density(dense, residual, block)
-        for group in groups
-        for block in group
-    ]
-    values = of_blocks(LowRankPlusDiagonal(features, noise), residual)
-    torch.testing.assert_close(values, torch.stack(expected), rtol=1e-9, atol=1e-9)
+@pytest.mark.parametrize("R", [1, 3, 8])
+def test_blocks_are_those_of_the_dense_covariance(groups, R):
+    assert_same(lambda covariance, r: covariance.block_log_densities(r, groups), problem(8, R))
 
 
-@pytest.mark.parametrize("batch", [(), (2,)])
-@pytest.mark.parametrize("b", [1, 2, 4, 6])
-def test_gradcheck(batch, b):
-    features, noise, residual = with_gradient(*parts(6, 2, batch))
-    held_out = random_indices(6, b)
-    groups = [torch.stack([held_out, (held_out + 1) % 6])]
-
-    def function(features, noise, residual):
-        covariance = LowRankPlusDiagonal(features, noise)
-        return (
-            covariance.conditional_log_density(residual, held_out),
-            covariance.block_log_densities(residual, groups),
-        )
-
-    assert torch.autograd.gradcheck(function, (features, noise, residual))
-
-
-@pytest.mark.parametrize("noise_batch", [(), (2, 1), (2, 3)])
-@pytest.mark.parametrize("groups", ["singles", "mixed", "overlapping"])
+@pytest.mark.parametrize("noise_batch", [(), (2, 3)])
+@pytest.mark.parametrize("groups", ["singles", "mixed"])
 def test_classes_of_a_task_share_its_features(groups, noise_batch):
-    features, noise, _ = parts(8, 3, (2, 1))
+    features, noise, _ = problem(8, 3, (2, 1))
     noise = noise * (1 + torch.rand(*noise_batch, 1, dtype=torch.float64))
     residual = reference.random_residual(8, (2, 3))
 
-    def of_all(covariance, residual):
-        one = covariance.conditional_log_density(residual, torch.tensor([6, 2, 1, 5]))
+    def densities(covariance, residual):
+        block = covariance.conditional_log_density(residual, torch.tensor([6, 2, 1, 5]))
         many = covariance.block_log_densities(residual, GROUPS[groups])
-        return torch.cat([one.unsqueeze(-1), many], dim=-1)
+        return torch.cat([block.unsqueeze(-1), many], dim=-1)
 
-    assert_same(of_all, (features, noise, residual))
-    together = of_all(LowRankPlusDiagonal(features, noise), residual)
-    noise = noise.expand(2, 3, 8)
-    for task in range(2):
-        for way in range(3):
-            alone = LowRankPlusDiagonal(features[task, 0], noise[task, way])
-            values = of_all(alone, residual[task, way])
-            torch.testing.assert_close(together[task, way], values, rtol=1e-10, atol=1e-10)
+    assert_same(densities, (features, noise, residual))
 
 
 @pytest.mark.parametrize("features_batch", [(2, 3), (2, 1), ()])
-@pytest.mark.parametrize("b", [1, 4, 9])
+@pytest.mark.parametrize("b", [4, 9])
 def test_members_with_held_out_points_of_their_own(features_batch, b):
-    features, noise, _ = parts(9, 3, features_batch)
+    features, noise, _ = problem(9, 3, features_batch)
     residual = reference.random_residual(9, (2, 3))
-    held_out = torch.stack([random_indices(9, b, seed) for seed in range(6)]).reshape(2, 3, b)
+    held_out = torch.stack([random_rows(9, b, seed) for seed in range(6)]).reshape(2, 3, b)
 
-    def own(covariance, residual):
+    def density(covariance, residual):
         return covariance.conditional_log_density(residual, held_out)
 
-    assert_same(own, (features, noise, residual))
+    assert_same(density, (features, noise, residual))
 
 
-@pytest.mark.parametrize("noise", [1e-2, 1e-5, 1e-8])
-@pytest.mark.parametrize("R", [1, 4, 18])
+@pytest.mark.parametrize("noise", [1e-2, 1e-8])
+@pytest.mark.parametrize("R", [1, 18])
 def test_tiny_noise(noise, R):
     # Residuals as the model makes them: those of no model are worth 1e8 nats.
-    features, variances, _ = parts(20, R, noise=noise)
+    features, variances, _ = problem(20, R, noise=noise)
     generator = torch.Generator().manual_seed(5)
     weights, errors = torch.randn(R).double(), torch.randn(20, generator=generator).double()
     residual = features @ weights + variances.sqrt() * errors
     groups = [torch.arange(20).unsqueeze(-1), torch.arange(20).reshape(4, 5)]
 
     def function(covariance, residual):
-        one = covariance.conditional_log_density(residual, torch.arange(12, 20))
-        return torch.cat([one.unsqueeze(-1), covariance.block_log_densities(residual, groups)])
+        block = covariance.conditional_log_density(residual, torch.arange(12, 20))
+        return torch.cat([block.unsqueeze(-1), covariance.block_log_densities(residual, groups)])
 
     # The dense function is the less accurate one: its covariance has condition 1 / noise.
     assert_same(function, (features, variances, residual), 1e-12 / noise, 1e-11 / noise)
 
 
 def test_masked_points_change_no_density():
-    features, noise, residual = parts(8, 3, (2,))
+    features, noise, residual = problem(8, 3, (2,))
     missing = torch.zeros(2, 8, dtype=torch.bool)
     missing[0, 2] = missing[1, 0] = missing[1, 5] = True
     masked = LowRankPlusDiagonal(features, noise).masked(missing)
@@ -222,12 +160,12 @@ def test_masked_points_change_no_density():
 @pytest.mark.parametrize("R", [3, 40])
 @pytest.mark.parametrize("noise", [1e-1, 1e-4])
 def test_float32_is_close_to_float64(R, noise):
-    features, variances, residual = parts(60, R, noise=noise)
+    features, variances, residual = problem(60, R, noise=noise)
     groups = [torch.arange(60).unsqueeze(-1), torch.arange(60).reshape(2, 30)]
     results = []
     for dtype in (torch.float64, torch.float32):
         # Rounded first: the same numbers in either precision.
-        given = with_gradient(*(part.float().to(dtype) for part in (features, variances, residual)))
+        given = leaves(*(x.float().to(dtype) for x in (features, variances, residual)))
         covariance = LowRankPlusDiagonal(*given[:2])
         values = [
             covariance.conditional_log_density(given[2], torch.arange(50, 60)),
@@ -243,51 +181,44 @@ def test_float32_is_close_to_float64(R, noise):
         torch.testing.assert_close(single.double(), double, rtol=1e-6, atol=1e-6 * scale)
 
 
-def test_posterior_and_conditional_in_float32():
-    features, noise, residual = (part.float() for part in parts(12, 3))
-    L, mean = LowRankPlusDiagonal(features, noise).posterior(residual)
-    precision = torch.eye(3) + (features / noise.unsqueeze(-1)).mT @ features
-    torch.testing.assert_close((L @ L.mT).float(), precision, rtol=1e-4, atol=1e-4)
-    right = (features / noise.unsqueeze(-1)).mT @ residual
-    torch.testing.assert_close(precision @ mean.float(), right, rtol=1e-3, atol=1e-3)
-    covariance, new = LowRankPlusDiagonal(features, noise), torch.arange(8, 12)
-    matrix = covariance.to_dense().double()
-    mean, given = reference.conditional_moments(matrix, residual.double(), new)
-    normal = torch.distributions.MultivariateNormal(mean, 0.5 * (given + given.mT))
-    found = covariance.conditional_log_density(residual, new)
-    torch.testing.assert_close(
-        found.double(), normal.log_prob(residual[new].double()), rtol=1e-4, atol=1e-4
-    )
-
-
-@pytest.mark.parametrize("held_out", [[0], [4, 1], [6, 0, 3], [3, 1, 0, 2, 6, 5, 4]])
-def test_leave_one_out_moments(held_out):
-    features, noise, residual = parts(7, 2, (2,))
-    covariance, held_out = LowRankPlusDiagonal(features, noise), torch.tensor(held_out)
-    moments = covariance.leave_one_out(residual, held_out)
-    dense = covariance.to_dense()
-    for member in range(2):
-        for place, row in enumerate(held_out):
-            expected = reference.conditional_moments(
-                dense[member], residual[member], row.unsqueeze(0)
-            )
-            for one, other in zip(moments, expected, strict=True):
-                torch.testing.assert_close(
-                    one[member, place], other.squeeze(), rtol=1e-9, atol=1e-9
-                )
-
-
 def test_terms_of_a_learning_curve_add_up():
-    features, noise, residual = parts(10, 3, (2,))
-    order = random_indices(10, 10)
+    inputs = problem(10, 3, (2,))
+    orders = random_rows(10, 10).unsqueeze(0)
+    assert_same(lambda covariance, residual: covariance.sequential(residual, orders), inputs)
+    covariance = LowRankPlusDiagonal(*inputs[:2])
+    total = covariance.log_density(inputs[2])
+    torch.testing.assert_close(covariance.sequential(inputs[2], orders).sum((-2, -1)), total)
 
-    def curve(covariance, residual):
-        return covariance.sequential(residual, order.unsqueeze(0)).squeeze(-2)
 
-    assert_same(curve, (features, noise, residual))
+@torch.no_grad()
+def assert_predictions_are_those_of_the_dense(features, noise, residual, orders, tolerance):
     covariance = LowRankPlusDiagonal(features, noise)
-    everything = covariance.conditional_log_density(residual, torch.arange(10))
-    torch.testing.assert_close(curve(covariance, residual).sum(-1), everything)
+    errors, variances = covariance.predictions(residual, orders)
+    assert errors.shape == variances.shape == orders.shape
+    assert (variances >= noise[orders] * (1 - 1e-6)).all()
+    expected = DenseCovariance(covariance.to_dense()).predictions(residual, orders)
+    torch.testing.assert_close(variances, expected[1], rtol=tolerance, atol=0)
+    z, expected_z = errors / variances.sqrt(), expected[0] / expected[1].sqrt()
+    torch.testing.assert_close(z, expected_z, rtol=tolerance, atol=tolerance)
+    terms = torch.distributions.Normal(0, variances.sqrt()).log_prob(errors)
+    evidence = covariance.log_density(residual).expand(len(orders))
+    torch.testing.assert_close(terms.sum(-1), evidence, rtol=max(1e-8, 1e-2 * tolerance), atol=1e-8)
+
+
+@given(n=st.integers(1, 50), R=st.integers(1, 60), k=st.integers(1, 4), seed=st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+def test_predictions_of_each_point_from_those_before_it(n, R, k, seed):
+    orders = torch.stack([random_rows(n, n, seed + i) for i in range(k)])
+    assert_predictions_are_those_of_the_dense(*problem(n, R, seed=seed), orders, 1e-8)
+
+
+@pytest.mark.parametrize("noise", [1e-4, 1e-8])
+def test_predictions_at_a_tiny_noise(noise):
+    features, variances, errors = problem(50, 4, noise=noise)
+    residual = features @ reference.random_residual(4) + variances.sqrt() * errors
+    orders = torch.stack([random_rows(50, 50, seed) for seed in range(3)])
+    # The dense covariance is the less accurate: it has condition 1 / noise.
+    assert_predictions_are_those_of_the_dense(features, variances, residual, orders, 1e-12 / noise)
 
 
 @given(
@@ -298,22 +229,22 @@ def test_terms_of_a_learning_curve_add_up():
     batch=st.sampled_from([(), (1,), (2, 3)]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_shape(n, R, k, share, batch, seed):
     b = max(1, round(share * n))
-    groups = [torch.stack([random_indices(n, b, seed + i) for i in range(k)])]
+    groups = [torch.stack([random_rows(n, b, seed + i) for i in range(k)])]
 
     def function(covariance, residual):
-        one = covariance.conditional_log_density(residual, groups[0][0])
+        block = covariance.conditional_log_density(residual, groups[0][0])
         many = covariance.block_log_densities(residual, groups)
-        torch.testing.assert_close(many[..., 0], one, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(many[..., 0], block, rtol=1e-8, atol=1e-8)
         return many
 
-    assert_same(function, parts(n, R, batch, seed), 1e-8, 1e-6)
+    assert_same(function, problem(n, R, batch, seed), 1e-8, 1e-6)
 
 
 def test_features_that_are_not_finite_are_an_error():
-    features, noise, residual = parts(6, 2)
+    features, noise, residual = problem(6, 2)
     covariance = LowRankPlusDiagonal(features * torch.nan, noise)
     with pytest.raises(NonFiniteError, match="covariance"):
         covariance.conditional_log_density(residual, torch.tensor([0]))
@@ -324,13 +255,13 @@ def test_features_that_are_not_finite_are_an_error():
 def test_on_a_gpu_as_on_the_cpu():
     results = []
     for device in ("cpu", "cuda"):
-        given = with_gradient(*(part.to(device) for part in parts(30, 4, (2,))))
+        given = leaves(*(x.to(device) for x in problem(30, 4, (2,))))
         covariance = LowRankPlusDiagonal(*given[:2])
         value = covariance.conditional_log_density(given[2], torch.arange(20, 30))
         groups = [torch.arange(30).unsqueeze(-1), torch.arange(30).reshape(2, 15)]
         blocks = covariance.block_log_densities(given[2], groups)
         total = value.sum() + blocks.sum()
         gradients = reference.gradients(total, *given)
-        results.append([part.detach().cpu() for part in (total, *gradients)])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+        results.append([x.detach().cpu() for x in (total, *gradients)])
+    for left, right in zip(*results, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
