@@ -33,8 +33,8 @@ from gpclml.meta import (
     evaluate_tasks,
     train_on_tasks,
 )
-from gpclml.meta.episodes import NumberedTasks, SingleTasks, task_generator, unit_range
 from gpclml.meta.evaluation import class_scores, task_log_probabilities
+from gpclml.meta.tasks import NumberedTasks, task_generator, unit_range
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
@@ -57,7 +57,7 @@ _TARGETS = 3  # studies of one training, at most
 Model = DeepKernelTransfer | Baseline
 
 
-class ClassifiedImages(SingleTasks):
+class ClassifiedImages(NumberedTasks):
     """Images drawn from all classes of a source, each turn a class, as the query points of a task.
 
     Args:

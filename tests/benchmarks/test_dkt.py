@@ -36,7 +36,6 @@ from gpclml.conditioning import LastPoints, RandomHoldout
 from gpclml.errors import NonFiniteError, UnknownNameError
 from gpclml.inference import evaluating
 from gpclml.meta import DeepKernelTransfer, Episodes, ImageTasks
-from gpclml.meta.deep_kernel_transfer import make_kernel
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 LINE = "run --study digits --shots 1 --kernels cosine,pixels --seeds 2 --steps 3 --test-tasks 5"
@@ -311,7 +310,9 @@ same_data = pytest.mark.filterwarnings("ignore:The input matches the stored trai
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
 def test_from_one_start_the_published_loss_and_predictions_are_ours(kernel):
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 64)).double()
-    theirs = ClassModels(network, 5, lambda: make_kernel(kernel, 64)).double()
+    theirs = ClassModels(
+        network, 5, lambda: DeepKernelTransfer(network, kernel).covar_module
+    ).double()
     ours = DeepKernelTransfer(network, kernel).double()
     task = pictures().draw([0]).to(torch.float64)
     mll = ConditionalMarginalLogLikelihood(ours.likelihood, ours, LastPoints(m=0))
