@@ -18,7 +18,7 @@ from typer import Option
 from benchmarks._figures import new_figure, save_figure
 from benchmarks._options import check_device, check_known, check_positive, names
 from benchmarks._tables import section, spread_rows, table
-from benchmarks.speed import fits, large, networks, steps
+from benchmarks.speed import accuracy, fits, networks, steps
 from benchmarks.speed.timing import Row, machine_name
 from benchmarks.study import Study
 from gpclml.errors import ArgumentError
@@ -105,33 +105,18 @@ MEASUREMENTS: Mapping[str, Measurement] = {
         "Steps of few-shot training", f"Conv4 on one 5-way task, Adam's step included. {_TIMES}",
     ),
     "evidence": Measurement(
-        networks.measure_evidence, {"network": tuple(networks.NETWORKS), "n": (1000,)},
+        networks.measure_evidence,
+        {"network": ("mlp-512x2", "cnn-8x2", "resnet-16x1"), "n": (1000,)},
         "The evidence of networks",
         f"Value and gradient in the precisions of all parameter tensors, images in ten classes. "
         f"{_TIMES}",
     ),
     "accuracy": Measurement(
-        large.measure_accuracy,
+        accuracy.measure_accuracy,
         {"data": ("kin8nm", "power", "protein"), "n": (2000, 8000), "noise": (0.1, 0.01, 0.001),
          "fitted": (False, True)},
         "Errors of conjugate gradients",
         "Values and gradients against Cholesky factors in float64; `bound`: of the value's error.",
-    ),
-    "training": Measurement(
-        large.measure_training, {"data": ("kin40k",)}, "Training on redrawn subsets",
-        "Against training on 2000 points that stay the same, for as long.",
-    ),
-    "evaluation": Measurement(
-        large.measure_evaluation, {"data": ("kin40k",)}, "One value given all other points",
-        "By conjugate gradients in float64.",
-    ),
-    "curves": Measurement(
-        large.measure_curves, {"model": tuple(large.MODELS)}, "Learning curves",
-        "All orderings in one call, and one ordering by refits.",
-    ),
-    "bounds": Measurement(
-        large.measure_bounds, {"family": tuple(large.FAMILIES), "dtype": ("float32", "float64")},
-        "Memory of lower bounds", "Growth of the peak in GiB, features included.",
     ),
 }  # fmt: skip
 """The kinds by name."""
@@ -146,7 +131,7 @@ _GPU: tuple[tuple[str, Mapping[str, Sequence[Any]]], ...] = (
     ("large-fits", {"n": (10_000, 20_000), "method": ("LML", "GPyTorch's LML")}),
     ("batches", {"n": (100,), "objective": ("clml",), "size": (10, 100, 256)}),
     ("few-shot", {"kernel": ("rbf", "cosine"), "tasks": (1, 16, 64)}),
-    ("evidence", {"network": ("mlp", "cnn"), "memory": (True,)}),
+    ("evidence", {"memory": (True,)}),
     ("rates", {"n": (100, 300), "matrices": (100,), "dtype": ("float64",)}),
     ("steps", {"n": (20_000, 50_000), "dtype": ("float32",), "methods": ("scale",),
                "memory": (True,)}),
@@ -158,7 +143,7 @@ _BESIDE: tuple[tuple[str, Mapping[str, Sequence[Any]]], ...] = (
     ("steps", {"n": (500, 1000, 2000, 5000), "dtype": ("float64",), "methods": ("few",)}),
     ("searches", {"n": (100, 500, 2000), "seed": (0,)}),
     ("few-shot", {"kernel": ("rbf",), "tasks": (1, 16)}),
-    ("evidence", {"network": ("mlp", "cnn")}),
+    ("evidence", {}),
 )
 _SMALL: tuple[tuple[str, Mapping[str, Sequence[Any]]], ...] = (
     ("rates", {"n": (40,)}),
@@ -167,7 +152,7 @@ _SMALL: tuple[tuple[str, Mapping[str, Sequence[Any]]], ...] = (
     ("batches", {"n": (15,), "objective": ("clml",), "size": (2,), "steps": (1,)}),
     ("large-fits", {"n": (40,), "method": ("LML", "GPyTorch's LML"), "data": ("drawn",)}),
     ("few-shot", {"kernel": ("rbf",), "ways": (2,), "images": (3,)}),
-    ("evidence", {"network": ("cnn",), "n": (20,)}),
+    ("evidence", {"network": ("cnn-4x1",), "n": (20,)}),
 )
 
 
@@ -382,7 +367,12 @@ STUDY = Study(
     reporting="times, ratios in the same rounds, memory.",
     grid=make_grid,
     cell=run_cell,
-    sources=("benchmarks.speed", "benchmarks.dkt.published", "benchmarks.bo.surrogates"),
+    sources=(
+        "benchmarks.speed",
+        "benchmarks.dkt.published",
+        "benchmarks.bo.surrogates",
+        "benchmarks.evidence.training",
+    ),
     needed=("study", "machine"),
     label="{study} on {device}",
     prepare=prepared,

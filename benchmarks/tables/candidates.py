@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.tables.scores import MixtureOfNormals, Prediction
+from benchmarks.tables.scores import normal
 from gpclml.conditioning import RandomOrderings
 from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
@@ -22,6 +22,7 @@ from gpclml.evaluation import (
     stacking_weights,
 )
 from gpclml.models import find_networks
+from gpclml.tables import StackedPrediction
 from gpclml.tables.recipes import Recipe
 
 __all__ = [
@@ -107,7 +108,7 @@ class Candidates:
         self._rows, self._seed = rows, seed
         self._fits: dict[str, _Fit | Exception] = {}
 
-    def predict(self, name: str) -> tuple[Prediction, dict[str, Any]]:
+    def predict(self, name: str) -> tuple[StackedPrediction, dict[str, Any]]:
         """What a candidate predicts of the test rows, or their stack, or the one chosen by folds.
 
         Returns:
@@ -147,7 +148,7 @@ class Candidates:
             raise next(fit for fit in fits.values() if isinstance(fit, Exception))
         return whole
 
-    def _chosen_by_folds(self) -> tuple[Prediction, dict[str, Any]]:
+    def _chosen_by_folds(self) -> tuple[StackedPrediction, dict[str, Any]]:
         whole, start = self._all_fits(), time.perf_counter()
         scores = {name: _attempt(lambda name=name: self._refitted(name)) for name in whole}
         known = {name: score for name, score in scores.items() if isinstance(score, float)}
@@ -156,7 +157,7 @@ class Candidates:
         prediction = _mixture([whole[chosen]], torch.ones(1))
         return prediction, {"seconds": seconds, "chosen": chosen}
 
-    def _stacked(self) -> tuple[Prediction, dict[str, Any]]:
+    def _stacked(self) -> tuple[StackedPrediction, dict[str, Any]]:
         whole, start = list(self._all_fits().values()), time.perf_counter()
         weights = stacking_weights(torch.stack([leave_one_out(fit.model) for fit in whole]))
         prediction = _mixture(whole, weights)
@@ -197,10 +198,9 @@ class Candidates:
         return total
 
 
-def _mixture(fits: list[_Fit], weights: Tensor) -> MixtureOfNormals:
+def _mixture(fits: list[_Fit], weights: Tensor) -> StackedPrediction:
     means = np.stack([fit.mean.numpy() for fit in fits])
-    deviations = np.stack([fit.deviation.numpy() for fit in fits])
-    return MixtureOfNormals(weights.double().numpy(), means, deviations)
+    return normal(means, np.stack([fit.deviation.numpy() for fit in fits]), weights.numpy())
 
 
 def _attempt(compute: Callable[[], T]) -> T | Exception:

@@ -18,9 +18,12 @@ import gpytorch
 import numpy as np
 import torch
 
-from benchmarks.tables.scores import Array, Prediction, normal
+from benchmarks.tables.scores import Array, normal
+from gpclml.tables import StackedPrediction
 
 __all__ = ["PEERS", "Peer", "missing_packages"]
+
+Predict = Callable[[Array, Array, Array, int], StackedPrediction]
 
 _FOLDS = 5
 _ADAM_STEPS, _ADAM_RATE = 100, 0.1  # of the textbook GP, as in GPyTorch's first example
@@ -37,7 +40,7 @@ class Peer(NamedTuple):
     """
 
     about: str
-    predict: Callable[[Array, Array, Array, int], Prediction]
+    predict: Predict
     package: str = ""
 
 
@@ -51,14 +54,16 @@ def missing_packages(names: tuple[str, ...]) -> dict[str, str]:
     }
 
 
-def _mean(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
+def _mean(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
     return normal(np.full(len(test_x), y.mean()), y.std(ddof=1))
 
 
-def _with_residuals(make: Callable[[int], Any]) -> Callable[[Array, Array, Array, int], Prediction]:
+def _with_residuals(
+    make: Callable[[int], Any],
+) -> Callable[[Array, Array, Array, int], StackedPrediction]:
     """A regressor's predictions, and the spread of its errors on rows it was not trained on."""
 
-    def predict(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
+    def predict(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
         from sklearn.model_selection import KFold, cross_val_predict
 
         folds = KFold(_FOLDS, shuffle=True, random_state=seed)
@@ -103,7 +108,7 @@ def _lightgbm(seed: int) -> Any:
     return LGBMRegressor(random_state=seed, n_jobs=1, verbose=-1)
 
 
-def _sklearn_gp(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
+def _sklearn_gp(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
@@ -130,10 +135,10 @@ def _settings_of_botorch() -> Iterator[None]:
         yield
 
 
-def _botorch(rbf: bool) -> Callable[[Array, Array, Array, int], Prediction]:
+def _botorch(rbf: bool) -> Predict:
     """``SingleTaskGP`` as it comes, or with a Matern kernel under the same priors."""
 
-    def predict(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
+    def predict(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
         from botorch.exceptions.warnings import OptimizationWarning
         from botorch.fit import fit_gpytorch_mll
         from botorch.models import SingleTaskGP
@@ -171,7 +176,7 @@ class _TextbookGP(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def _gpytorch(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
+def _gpytorch(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
     from sklearn.preprocessing import StandardScaler
 
     inputs, targets = StandardScaler().fit(x), StandardScaler().fit(y[:, None])

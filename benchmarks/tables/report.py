@@ -1,4 +1,4 @@
-"""What the report says: ranks and scores, wins, regret of choosing one model, poor fits."""
+"""What the report says: ranks and scores, wins, and the regret of choosing one model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from benchmarks.tables.peers import PEERS
 from gpclml.errors import DataError
 
 __all__ = [
-    "corrected_error", "draw_figure", "poor_fits", "regrets", "sections", "standing", "win_table",
-    "worst_cases",
+    "corrected_error", "draw_figure", "regrets", "sections", "standing", "win_table",
 ]  # fmt: skip
 
 KEY = ["table", "n", "split"]
@@ -33,8 +32,6 @@ HIGH_NLL = 5.0
 """An NLL above it is counted: with the mean and deviation of the training targets it is 1.4."""
 
 _TWO = float(norm.cdf(2.0))
-_COLLAPSED, _PREDICTABLE = 0.98, 0.8  # of the RMSE of the mean
-_NATS = 0.5  # of LML below a kernel that is contained
 _MOST_ROWS = 100  # of a list
 _CURVES = ("lml", "bic", "loo", "clml_80")
 
@@ -54,7 +51,6 @@ def sections(cells: pandas.DataFrame) -> Iterator[str]:
     if len(single) > 1:
         about = _ABOUT_REGRET.format(models=", ".join(single[:-1]) + " and " + single[-1])
         yield section("Choosing one model", about, table(_regret_table(whole)))
-        yield from _fits(whole)
     failed = whole[whole["failure"] != ""]
     if len(failed):
         listed = failed[[*KEY, "method", "failure"]].set_index(KEY).head(_MOST_ROWS)
@@ -300,60 +296,6 @@ def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
 def _median_over_tables(values: pandas.Series, sizes: Any) -> pandas.Series:
     of_tables = values.groupby([values.index.get_level_values("table"), sizes]).mean()
     return of_tables.groupby(level=1).median().dropna()
-
-
-def worst_cases(cells: pandas.DataFrame) -> pandas.DataFrame:
-    """This library's largest NLLs, with that of the best peer on the same rows."""
-    nll = _pivot(cells, "nll")
-    peers = nll[[name for name in nll if name in PEERS]].min(axis=1).rename("best peer")
-    ours = cells[~cells["method"].isin(list(PEERS))].nlargest(15, "nll").set_index(KEY)
-    return ours[["method", "nll", "rmse"]].join(peers)
-
-
-def poor_fits(cells: pandas.DataFrame) -> pandas.DataFrame:
-    """Fits of single models that failed or ended where a better end is known of.
-
-    - ``said``: the fit itself says that it failed;
-    - ``no better than the mean`` in RMSE, where another method is by a fifth;
-    - ``NLL``: above 5;
-    - ``below rbf``: the LML of rq or deep, which contain rbf, is half a nat below rbf's.
-
-    Returns:
-        A row for each, indexed by table, n and split.
-    """
-    rmse, lml = _pivot(cells, "rmse"), _pivot(cells, "lml")
-    found = []
-    for row in cells[cells["method"].isin(CANDIDATES)].to_dict("records"):
-        key, method = (row["table"], row["n"], row["split"]), row["method"]
-        why = []
-        if row.get("problem"):
-            why.append(f"said: {row['problem'].partition('. ')[0]}")
-        if "mean" in rmse and rmse.loc[key].min() < _PREDICTABLE * rmse.at[key, "mean"]:
-            why += ["no better than the mean"] * bool(
-                row["rmse"] >= _COLLAPSED * rmse.at[key, "mean"]
-            )
-        if row["nll"] > HIGH_NLL:
-            why.append(f"NLL {row['nll']:.1f}")
-        if method in ("rq", "deep") and row["lml"] < lml.at[key, "rbf"] - _NATS:
-            why.append(f"LML {row['lml'] - lml.at[key, 'rbf']:.1f} below rbf")
-        if why:
-            found.append([*key, method, "; ".join(why)])
-    return pandas.DataFrame(found, columns=[*KEY, "method", "why"]).set_index(KEY).sort_index()
-
-
-def _fits(cells: pandas.DataFrame) -> Iterator[str]:
-    worst = worst_cases(cells)
-    formats = {"nll": ".2f", "rmse": ".3f", "best peer": ".2f"}
-    yield section("Worst cases", "The largest NLLs of this library's methods, and the best peer's "
-                  "on the same rows.", table(_texts(worst, formats)))  # fmt: skip
-    poor = poor_fits(cells)
-    about = (
-        f"{len(poor)} of {int(cells['method'].isin(CANDIDATES).sum())} fits of single models say "
-        "that they failed, are no better than the mean where another method is by a fifth, have an "
-        "NLL above 5, or end below a kernel that they contain."
-    )
-    shown = [table(poor.head(_MOST_ROWS))] if len(poor) else []
-    yield section("Poor fits", about, *shown)
 
 
 def _texts(values: pandas.DataFrame, formats: dict[str, str]) -> pandas.DataFrame:

@@ -120,7 +120,7 @@ STUDY = Study(
     title="Tables",
     running="Fits each method to random training rows of each table and tests its predictive "
     "densities on other rows, once a split.",
-    reporting="ranks, wins, regret of choosing one model, worst cases, failures.",
+    reporting="ranks, wins, regret of choosing one model, failures.",
     grid=make_grid,
     cell=run_cell,
     sources=SOURCES,

@@ -152,7 +152,8 @@ def batch_label(cell: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def most_in_batch(cell: Mapping[str, Any]) -> int:
     """How many cells like this one are best trained together; 1 for those that cannot be."""
-    if not has_fixed_steps(cell["kernel"], cell["mean"]):
+    fixed = has_fixed_steps(cell["kernel"], cell["mean"])
+    if not fixed or cell["objective"] == "lml-subset":  # whose points others do not condition on
         return 1
     return suggest_batch_size(cell["n"], cell["device"], keeps_memory=True)  # the runner sees to it
 

@@ -114,7 +114,7 @@ def test_a_named_grid(tmp_path):
         ("run --datasets diabetes --held-out 0.1,1", "held_out: got 1.0"),
         ("run --datasets diabetes --held-out 0", "held_out: got 0.0"),
         ("run --datasets diabetes --held-out 0.001", "held_out: got 0.001, which holds out 0"),
-        ("run --datasets diabetes --held-out 0.99", "held_out: got 0.99, which holds out 99"),
+        ("run --datasets diabetes --held-out 0.999", "held_out: got 0.999, which holds out 100"),
         ("run --datasets diabetes --n 1", "n: got 1 for diabetes"),
         ("run --datasets diabetes --steps 5,0", "steps: got 0"),
         ("run --datasets diabetes --lr 0", "lr: got 0.0"),
