@@ -23,7 +23,7 @@ from benchmarks.speed.timing import Row, machine_name
 from benchmarks.study import Study
 from gpclml.errors import ArgumentError
 
-__all__ = ["MEASUREMENTS", "STUDY", "Measurement", "draw_costs", "growth", "make_grid", "run_cell"]
+__all__ = ["MEASUREMENTS", "STUDY", "Measurement", "draw_costs", "make_grid", "run_cell"]
 
 
 class Measurement(NamedTuple):
@@ -260,10 +260,6 @@ def sections(cells: pandas.DataFrame) -> Iterator[str]:
         groups = shown.groupby([name for name in _FIXED if name in shown], sort=False)
         texts = [_group_table(group) for _, group in groups]
         yield section(measurement.heading, measurement.about, *texts)
-        grown = growth(rows) if kind == "steps" else pandas.DataFrame()
-        if len(grown):
-            about = "The power of n that they grow with, between the two largest n."
-            yield section("Growth of time and memory", about, table(grown.set_index("method")))
 
 
 def prepared(done: pandas.DataFrame) -> pandas.DataFrame:
@@ -324,22 +320,6 @@ def _beside_the_cpu(cells: pandas.DataFrame) -> Iterator[str]:
         both.columns = ["cuda, ms", "cpu, ms", "cpu over cuda"]
         about = "The same steps and fits on the card and on this machine's CPU."
         yield section("Where a card begins to pay", about, table(both.map(_shown)))
-
-
-def growth(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """The power of n that milliseconds and memory grow with, between a method's two largest n."""
-    grown = []
-    for method, times in rows[rows["ms"].notna()].sort_values("n").groupby("method", sort=False):
-        last = times.drop_duplicates("n", keep="last").tail(2)
-        if len(last) < 2:
-            continue
-        power = {"method": method, "from": int(last["n"].iloc[0]), "to": int(last["n"].iloc[1])}
-        for column in ("ms", "GiB"):
-            if column in last and last[column].notna().all():
-                (low, high), (n, m) = last[column], last["n"]
-                power[column] = f"{math.log(high / low) / math.log(m / n):.2f}"
-        grown.append(power)
-    return pandas.DataFrame(grown)
 
 
 def draw_costs(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
