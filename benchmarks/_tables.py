@@ -38,9 +38,9 @@ def table(frame: pandas.DataFrame) -> str:
 
 def mean_and_error(values: ArrayLike) -> tuple[float, float]:
     """The mean of values and its standard error, infinite for a single value."""
-    found = np.asarray(values, dtype=float)
-    error = found.std(ddof=1) / math.sqrt(len(found)) if len(found) > 1 else math.inf
-    return float(found.mean()), float(error)
+    numbers = np.asarray(values, dtype=float)
+    error = numbers.std(ddof=1) / math.sqrt(len(numbers)) if len(numbers) > 1 else math.inf
+    return float(numbers.mean()), float(error)
 
 
 def with_error(values: ArrayLike, digits: int = 3, sign: str = "") -> str:
@@ -171,5 +171,5 @@ def print_tables(
 
 def _value(value: Any) -> Any:
     if isinstance(value, list):
-        return " ".join(str(_value(item)) for item in value)
+        return " ".join(str(_value(entry)) for entry in value)
     return f"{value:.{_DIGITS}g}" if isinstance(value, float) and value == value else value

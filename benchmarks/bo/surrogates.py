@@ -180,10 +180,10 @@ def _make(surrogate: str, x: Tensor, y: Tensor, seed: int) -> torch.nn.Module:
 def _added_by_features(model: torch.nn.Module) -> tuple[str, ...]:
     """Prefixes of the parameters that a deep kernel has beside those of ``SingleTaskGP``."""
     return tuple(
-        f"{name}.{part}"
+        f"{name}.{submodule}"
         for name, module in model.named_modules()
         if isinstance(module, DeepKernel)
-        for part in ("feature_extractor", "base_kernel.kernels.1")
+        for submodule in ("feature_extractor", "base_kernel.kernels.1")
     )
 
 

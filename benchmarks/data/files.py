@@ -97,11 +97,11 @@ def _fetched(file: DataFile) -> Path:
         if file.checksum:
             algorithm = file.checksum.partition(":")[0]
             with path.open("rb") as content:
-                found = f"{algorithm}:{hashlib.file_digest(content, algorithm).hexdigest()}"
-            if found != file.checksum:
+                checksum = f"{algorithm}:{hashlib.file_digest(content, algorithm).hexdigest()}"
+            if checksum != file.checksum:
                 raise DataError(
-                    f"{path}: corrupt or another version. Expected {file.checksum}, found {found}. "
-                    "Put a whole copy there, or remove it."
+                    f"{path}: corrupt or another version. Expected {file.checksum}, found "
+                    f"{checksum}. Put a whole copy there, or remove it."
                 )
         return path
     if not file.address:

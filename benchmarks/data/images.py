@@ -165,8 +165,8 @@ def _read_omniglot(paths: list[Path]) -> LabelledImages:
                     small = image.convert("L").resize(
                         (_CHARACTER, _CHARACTER), Image.Resampling.LANCZOS
                     )
-                of_character = drawings.setdefault((alphabet, character), {})
-                of_character[drawing] = 255 - np.asarray(small)[..., None]
+                drawn_before = drawings.setdefault((alphabet, character), {})
+                drawn_before[drawing] = 255 - np.asarray(small)[..., None]
     return _joined({key: (key[0], list(drawn.values())) for key, drawn in drawings.items()})
 
 

@@ -235,8 +235,8 @@ def sources_on_device(cell: Mapping[str, Any]) -> Sources:
     """The tasks of a cell, whose images are on its device."""
     study = study_named(cell["study"])
     sources = study.sources(cell["shots"], cell["seed"], *study.ways_of(cell))
-    moved = (cast(NumberedTasks, one) and cast(NumberedTasks, one).to(cell["device"])
-             for one in (sources.train, sources.validation, sources.test))  # fmt: skip
+    moved = (cast(NumberedTasks, tasks) and cast(NumberedTasks, tasks).to(cell["device"])
+             for tasks in (sources.train, sources.validation, sources.test))  # fmt: skip
     return Sources(*moved)  # pyright: ignore[reportArgumentType]
 
 

@@ -97,7 +97,7 @@ class ClassModels(torch.nn.Module):
         """The class of the largest predictive mean of each image."""
         features = self.features(images)
         predicted = self.likelihood(*self.gps(*[features] * len(self._members)))
-        return torch.stack([one.mean for one in predicted]).argmax(0)
+        return torch.stack([distribution.mean for distribution in predicted]).argmax(0)
 
     def _learn_from(self, images: Tensor, labels: Tensor) -> None:
         features = self.features(images)
@@ -115,8 +115,8 @@ def train_class_models(model: ClassModels, tasks: Tasks, steps: int) -> None:
     for step in range(steps):
         if step % _STEPS_OF_AN_OPTIMIZER == 0:
             groups = [(model.gps, 1e-4), (model.network, 1e-3)]
-            of_groups = [{"params": list(part.parameters()), "lr": lr} for part, lr in groups]
-            optimizer = torch.optim.Adam(of_groups)
+            rates = [{"params": list(module.parameters()), "lr": lr} for module, lr in groups]
+            optimizer = torch.optim.Adam(rates)
         optimizer.zero_grad()
         model.loss(tasks.draw([step])).backward()
         optimizer.step()

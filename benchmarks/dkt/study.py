@@ -58,7 +58,7 @@ _ABOUT_DIFFERENCES = (
 
 def sections(done: pandas.DataFrame) -> Iterator[str]:
     """The sections of the report."""
-    done = _with_ways(done.assign(objective=done["objective"].fillna("-")))
+    done = _name_ways(done.assign(objective=done["objective"].fillna("-")))
     for name in sorted(set(done["study"])):
         yield f"- `{name}`: {STUDIES[name].about}."
     yield section("Results", _ABOUT, table(_results(done)))
@@ -83,11 +83,13 @@ def _results(done: pandas.DataFrame) -> pandas.DataFrame:
     return pandas.DataFrame(columns).fillna("-")
 
 
-def _with_ways(done: pandas.DataFrame) -> pandas.DataFrame:
+def _name_ways(done: pandas.DataFrame) -> pandas.DataFrame:
     """With numbers of ways as text, ``-`` for the study's own."""
     if "ways" not in done:
         return done
-    ways = ["-" if pandas.isna(one) or one == "-" else str(int(one)) for one in done["ways"]]
+    ways = [
+        "-" if pandas.isna(value) or value == "-" else str(int(value)) for value in done["ways"]
+    ]
     return done.assign(ways=ways)
 
 
@@ -121,7 +123,7 @@ def paired_differences(
         A row for each study, number of ways and shots, kernel and objective, with means and half
         their 95% intervals over seeds.
     """
-    done = _with_ways(done.assign(objective=done["objective"].fillna("-")))
+    done = _name_ways(done.assign(objective=done["objective"].fillna("-")))
     keys, metrics = _keys(done), [name for name in ("accuracy", "mse", "nll") if name in done]
     same = [*(name for name in keys if name != of), "seed"]
     bases = done[done[of] == base].set_index(same)[metrics].add_suffix("_base")
@@ -218,7 +220,7 @@ def make_grid(
 
 def _check_study(name: str, kernels: tuple[str, ...], ways: int | None) -> None:
     """Raises where a study of functions is asked for what only classes have."""
-    unfit = [one for one in kernels if one in BASELINES]
+    unfit = [value for value in kernels if value in BASELINES]
     if study_named(name).classes:
         return
     if unfit:

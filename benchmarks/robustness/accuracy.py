@@ -52,8 +52,8 @@ def cholesky(matrix: Array) -> Array | None:
             factor[j + 1 :, j] /= factor[j, j]
             column = factor[j + 1 : stop, j]
             factor[j + 1 :, j + 1 : stop] -= np.outer(factor[j + 1 :, j], column)
-        rest = factor[stop:, start:stop]
-        factor[stop:, stop:] -= rest @ rest.T
+        below = factor[stop:, start:stop]
+        factor[stop:, stop:] -= below @ below.T
     return np.tril(factor)
 
 

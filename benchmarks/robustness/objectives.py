@@ -111,8 +111,8 @@ def evaluate(method: str, problem: HardProblem, dtype: torch.dtype) -> Evaluatio
 
 
 def _gradient(model: torch.nn.Module) -> Tensor:
-    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-    return torch.cat([part.flatten() for part in parts]).double()
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return torch.cat([gradient.flatten() for gradient in gradients]).double()
 
 
 def run(
@@ -168,8 +168,8 @@ def _relative_errors(single: Evaluation, double: Evaluation) -> tuple[float, flo
     assert single.gradient is not None
     assert double.gradient is not None
     difference = float((single.gradient - double.gradient).norm())
-    of_gradient = difference / max(float(double.gradient.norm()), 1.0)
-    return _relative(single.value, double.value), of_gradient
+    gradient_error = difference / max(float(double.gradient.norm()), 1.0)
+    return _relative(single.value, double.value), gradient_error
 
 
 def _relative(value: float, reference: float) -> float:

@@ -90,8 +90,8 @@ def draw_problem(seed: int, index: int) -> HardProblem:
     originals = normal(n - num_duplicates, d)
     copies = (len(originals) * uniform(num_duplicates)).long()
     x = torch.cat([originals, originals[copies]])[torch.randperm(n, generator=generator)]
-    own = bool(uniform(1) < 0.5)
-    lengthscale = _log_uniform(1e-3, 1e3, uniform(d if own else 1)).expand(d)
+    one_each = bool(uniform(1) < 0.5)
+    lengthscale = _log_uniform(1e-3, 1e3, uniform(d if one_each else 1)).expand(d)
     return HardProblem(
         index=index,
         kernel=kernel,

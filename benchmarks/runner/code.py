@@ -115,7 +115,7 @@ def _statements(source: bytes) -> bytes:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            node.body = [one for one in body if not _is_string(one)]  # pyright: ignore
+            node.body = [statement for statement in body if not _is_string(statement)]  # pyright: ignore
     return ast.dump(tree).encode()
 
 

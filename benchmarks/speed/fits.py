@@ -225,10 +225,10 @@ def measure_batches(
     """
     keeps_memory = keep_freed_memory()
     suggested = suggest_batch_size(n, device, keeps_memory)
-    sizes = {f"{at_once} at once": at_once for at_once in (1, min(size, suggested), size)}
+    sizes = {f"{together} at once": together for together in (1, min(size, suggested), size)}
     ways = {
-        name: partial(_fit_models, n, objective, size, at_once, steps, device)
-        for name, at_once in sizes.items()
+        name: partial(_fit_models, n, objective, size, together, steps, device)
+        for name, together in sizes.items()
     }
     rows = timed(ways, device, seconds, base="1 at once", memory=True)
     for row in rows:
@@ -239,7 +239,7 @@ def measure_batches(
 
 
 def _fit_models(
-    n: int, objective: str, count: int, at_once: int, steps: int, device: str
+    n: int, objective: str, count: int, together: int, steps: int, device: str
 ) -> list[ConditionalMarginalLogLikelihood]:
     """Makes bottleneck deep kernels on data of their own and fits them, some at a time."""
     mlls = []
@@ -250,7 +250,7 @@ def _fit_models(
         mlls.append(
             ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=seed)
         )
-    fit_seeds(mlls, at_once, steps)
+    fit_seeds(mlls, together, steps)
     return mlls
 
 

@@ -195,12 +195,12 @@ def make_grid(
     takes = {kind: inspect.signature(MEASUREMENTS[kind].measure).parameters for _, kind, _ in asked}
     check_known("set", given, dict.fromkeys(name for kind in takes for name in takes[kind]))
     cells = []
-    for place, kind, settings in asked:
+    for location, kind, settings in asked:
         values = {**MEASUREMENTS[kind].settings, **settings}
         values |= {name: given[name] for name in given if name in takes[kind]}
         common = {
-            "study": kind, "device": place, "machine": machine_name(place), "threads": threads,
-            "time": seconds,
+            "study": kind, "device": location, "machine": machine_name(location),
+            "threads": threads, "time": seconds,
         }  # fmt: skip
         for combination in itertools.product(*values.values()):
             cells.append(common | dict(zip(values, combination, strict=True)))

@@ -127,18 +127,18 @@ class Candidates:
     def _fit(self, name: str) -> _Fit:
         if name not in self._fits:
             self._fits[name] = _attempt(lambda: self._fitted(name))
-        found = self._fits[name]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        results = self._fits[name]
+        if isinstance(results, Exception):
+            raise results
+        return results
 
     def _fitted(self, name: str) -> _Fit:
         rows, start = self._rows, time.perf_counter()
         fit = Recipe(name, seed=self._seed).fit(rows.x, rows.y, progress=False)
         with torch.no_grad():
-            found = fit.model.predict(rows.test_x, marginal=True)
+            results = fit.model.predict(rows.test_x, marginal=True)
         seconds = time.perf_counter() - start
-        return _Fit(fit.model, found.mean, found.variance.sqrt(), fit.problem, seconds)
+        return _Fit(fit.model, results.mean, results.variance.sqrt(), fit.problem, seconds)
 
     def _all_fits(self) -> dict[str, _Fit]:
         """The candidates that could be fitted; if none could, the error of the first."""
@@ -169,20 +169,20 @@ class Candidates:
         model, n = fit.model, len(self._rows.y)
         weights = {id(p) for network in find_networks(model) for p in network.parameters()}
         count = sum(p.numel() for p in model.parameters() if id(p) not in weights)
-        found: dict[str, float | Exception] = {
+        results: dict[str, float | Exception] = {
             "lml": _attempt(lambda: float(log_marginal_likelihood(model))),
             "loo": _attempt(lambda: float(leave_one_out(model).sum())),
         }
-        if not isinstance(found["lml"], Exception):
-            found["bic"] = found["lml"] - 0.5 * count * math.log(n)
+        if not isinstance(results["lml"], Exception):
+            results["bic"] = results["lml"] - 0.5 * count * math.log(n)
         for criterion, share in _SHARES.items():
             orderings = RandomOrderings(k=_ORDERINGS, m=round(share * n))
-            found[criterion] = _attempt(
+            results[criterion] = _attempt(
                 lambda orderings=orderings: float(
                     conditional_log_marginal_likelihood(model, orderings, seed=self._seed).mean()
                 )
             )
-        return {key: value for key, value in found.items() if isinstance(value, float)}
+        return {key: value for key, value in results.items() if isinstance(value, float)}
 
     def _refitted(self, name: str) -> float:
         """The log score of each fold under a model fitted to the others."""

@@ -58,7 +58,7 @@ def _mean(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
     return normal(np.full(len(test_x), y.mean()), y.std(ddof=1))
 
 
-def _with_residuals(
+def _add_residuals(
     make: Callable[[int], Any],
 ) -> Callable[[Array, Array, Array, int], StackedPrediction]:
     """A regressor's predictions, and the spread of its errors on rows it was not trained on."""
@@ -192,8 +192,8 @@ def _gpytorch(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction
         optimizer.step()
     model.eval()
     with torch.no_grad():
-        found = cast(Any, model.likelihood(model(torch.tensor(inputs.transform(test_x)))))
-        mean, deviation = found.mean.numpy(), found.variance.sqrt().numpy()
+        predicted = cast(Any, model.likelihood(model(torch.tensor(inputs.transform(test_x)))))
+        mean, deviation = predicted.mean.numpy(), predicted.variance.sqrt().numpy()
     scale, offset = float(cast(Any, targets.scale_)[0]), float(cast(Any, targets.mean_)[0])
     return normal(offset + scale * mean, scale * deviation)
 
@@ -204,12 +204,12 @@ PEERS: Mapping[str, Peer] = {
     "gpytorch": Peer("GPyTorch's ExactGP, RBF with ARD, 100 steps of Adam at .1", _gpytorch),
     "sklearn-gp": Peer("scikit-learn's GP, RBF with ARD and white noise", _sklearn_gp),
     "hist-gb": Peer(
-        "scikit-learn's HistGradientBoostingRegressor", _with_residuals(_gradient_boosting)
+        "scikit-learn's HistGradientBoostingRegressor", _add_residuals(_gradient_boosting)
     ),
-    "forest": Peer("scikit-learn's RandomForestRegressor", _with_residuals(_forest)),
-    "catboost": Peer("CatBoostRegressor", _with_residuals(_catboost), "catboost"),
-    "lightgbm": Peer("LGBMRegressor", _with_residuals(_lightgbm), "lightgbm"),
-    "ridge": Peer("scikit-learn's RidgeCV", _with_residuals(_ridge)),
+    "forest": Peer("scikit-learn's RandomForestRegressor", _add_residuals(_forest)),
+    "catboost": Peer("CatBoostRegressor", _add_residuals(_catboost), "catboost"),
+    "lightgbm": Peer("LGBMRegressor", _add_residuals(_lightgbm), "lightgbm"),
+    "ridge": Peer("scikit-learn's RidgeCV", _add_residuals(_ridge)),
     "mean": Peer("mean and standard deviation of the training targets", _mean),
 }
 """By name, trees and baselines last."""

@@ -101,13 +101,13 @@ def _about(cells: pandas.DataFrame, whole: pandas.DataFrame) -> str:
     absent = [name for name in METHODS if name not in set(whole["method"])]
     left_out = cells.groupby(KEY).ngroups - whole.groupby(KEY).ngroups
     cases = whole.groupby(["table", "n"]).ngroups
-    parts = [
+    sentences = [
         f"{len(tables)} {half}: {', '.join(sorted(tables))}.",
         f"{cases} cases, {whole['split'].nunique()} splits at most.",
         f"Not run, or not installed: {', '.join(absent)}." if absent else "",
         f"Left out: {left_out} splits that some methods have not been run on." if left_out else "",
     ]
-    return " ".join(filter(None, parts))
+    return " ".join(filter(None, sentences))
 
 
 def _described(cells: pandas.DataFrame) -> pandas.DataFrame:
@@ -139,17 +139,19 @@ def _over_tables(values: Any) -> Any:
 
 def standing(cells: pandas.DataFrame) -> pandas.DataFrame:
     """A row for each method: ranks, mean scores, coverage, failures, seconds; best NLL first."""
-    of_tables = {metric: _over_tables(_cases(cells, metric)) for metric in ("nll", "crps", "rmse")}
-    nll, cases = of_tables["nll"], cells.groupby("method")
-    found = pandas.DataFrame(
+    table_means = {
+        metric: _over_tables(_cases(cells, metric)) for metric in ("nll", "crps", "rmse")
+    }
+    nll, cases = table_means["nll"], cells.groupby("method")
+    results = pandas.DataFrame(
         {
             "rank NLL": _ranks(cells, "nll").mean(),
             "rank CRPS": _ranks(cells, "crps").mean(),
             "rank RMSE": _ranks(cells, "rmse").mean(),
             "NLL": nll.mean(),
             "NLL without worst": (nll.sum() - nll.max()) / (nll.count() - 1),
-            "CRPS": of_tables["crps"].mean(),
-            "RMSE": of_tables["rmse"].mean(),
+            "CRPS": table_means["crps"].mean(),
+            "RMSE": table_means["rmse"].mean(),
             "coverage 50": _over_tables(_cases(cells, "coverage_50")).mean(),
             "coverage 95": _over_tables(_cases(cells, "coverage_95")).mean(),
             f"NLL > {HIGH_NLL:g}": cases["nll"].agg(lambda v: int((v > HIGH_NLL).sum())),
@@ -157,7 +159,7 @@ def standing(cells: pandas.DataFrame) -> pandas.DataFrame:
             "seconds": cases["seconds"].median(),
         }
     )
-    return found.sort_values("rank NLL").rename_axis(index="method")
+    return results.sort_values("rank NLL").rename_axis(index="method")
 
 
 def _size(n: int) -> int:
@@ -240,21 +242,21 @@ def regrets(cells: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _regret_table(cells: pandas.DataFrame) -> pandas.DataFrame:
-    found = regrets(cells)
-    of_tables = _over_tables(found)
-    sizes = found.index.get_level_values("n").map(_size)
+    results = regrets(cells)
+    table_means = _over_tables(results)
+    sizes = results.index.get_level_values("n").map(_size)
     columns: dict[str, Any] = {
-        "what": [CRITERIA.get(name.removeprefix("by "), METHODS.get(name, "")) for name in found],
-        "median": [f"{of_tables[name].median():+.3f}" for name in found],
-        "all": [with_error(of_tables[name].dropna(), sign="+") for name in found],
+        "what": [CRITERIA.get(name.removeprefix("by "), METHODS.get(name, "")) for name in results],
+        "median": [f"{table_means[name].median():+.3f}" for name in results],
+        "all": [with_error(table_means[name].dropna(), sign="+") for name in results],
         "without worst": [
-            with_error(of_tables[name].dropna().sort_values()[:-1], sign="+") for name in found
+            with_error(table_means[name].dropna().sort_values()[:-1], sign="+") for name in results
         ],
     }
     for size in sorted(set(sizes)):
-        part = _over_tables(found[sizes == size])
-        columns[f"n ≤ {size}"] = [with_error(part[name].dropna(), sign="+") for name in found]
-    return pandas.DataFrame(columns, pandas.Index(list(found), name="choice"))
+        sized = _over_tables(results[sizes == size])
+        columns[f"n ≤ {size}"] = [with_error(sized[name].dropna(), sign="+") for name in results]
+    return pandas.DataFrame(columns, pandas.Index(list(results), name="choice"))
 
 
 def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
@@ -272,17 +274,17 @@ def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
         raise DataError(
             f"The figure needs cells of {', '.join(missing)}. Run them, or leave it out."
         )
-    found = regrets(_whole(cells))
-    sizes = found.index.get_level_values("n").map(_size)
+    results = regrets(_whole(cells))
+    sizes = results.index.get_level_values("n").map(_size)
     names = [f"by {name}" for name in _CURVES]
     names += ["always rbf", "always matern"]
-    names += [name for name in found if name in METHODS and name not in PEERS]
+    names += [name for name in results if name in METHODS and name not in PEERS]
     figure = new_figure(6.4, 4.4, layout="constrained")
     axes: Any = figure.subplots()
-    for place, name in enumerate(name for name in names if name in found):
-        means = _median_over_tables(found[name], sizes)
+    for index, name in enumerate(name for name in names if name in results):
+        means = _median_over_tables(results[name], sizes)
         style = "-" if name.startswith("by") else "--" if name.startswith("always") else ":"
-        axes.plot(means.index, means, style, marker="o", color=f"C{place}", label=name)
+        axes.plot(means.index, means, style, marker="o", color=f"C{index}", label=name)
     axes.set_xscale("log")
     axes.set_xticks(sorted(set(sizes)), [str(size) for size in sorted(set(sizes))])
     axes.set_xlabel("training rows n")
@@ -294,8 +296,8 @@ def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
 
 
 def _median_over_tables(values: pandas.Series, sizes: Any) -> pandas.Series:
-    of_tables = values.groupby([values.index.get_level_values("table"), sizes]).mean()
-    return of_tables.groupby(level=1).median().dropna()
+    table_means = values.groupby([values.index.get_level_values("table"), sizes]).mean()
+    return table_means.groupby(level=1).median().dropna()
 
 
 def _texts(values: pandas.DataFrame, formats: dict[str, str]) -> pandas.DataFrame:

@@ -81,9 +81,9 @@ def make_grid(
             "table": table, "n": size, "split": split, "method": method, "most_test": most_test,
         }
         for split in range(first_split, splits)
-        for place in range(len(n))
+        for rank in range(len(n))
         for table in sizes
-        for size in sizes[table][place : place + 1]
+        for size in sizes[table][rank : rank + 1]
         for method in methods or METHODS
         if method not in missing
     ]  # fmt: skip

@@ -96,7 +96,7 @@ def public_callables() -> Mapping[str, Callable]:
     Errors, warnings, records without a check of their own (dataclasses that take what they are
     given), abstract classes and names of types are left out.
     """
-    found: dict[str, Callable] = {}
+    callables: dict[str, Callable] = {}
     for package in sorted([*_packages(), *_MODULES]):
         room = package.removeprefix("gpclml.")
         if room.startswith("_") or room in _NO_ROOMS:
@@ -104,9 +104,9 @@ def public_callables() -> Mapping[str, Callable]:
         module = importlib.import_module(package)
         for name in module.__all__:
             value = getattr(module, name)
-            if _is_called(value) and all(value is not other for other in found.values()):
-                found[f"{room}.{name}"] = value
-    return found
+            if _is_called(value) and all(value is not other for other in callables.values()):
+                callables[f"{room}.{name}"] = value
+    return callables
 
 
 def _is_called(value: object) -> bool:

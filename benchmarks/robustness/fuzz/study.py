@@ -81,23 +81,23 @@ def _kind(kind: str, values: st.SearchStrategy) -> Wrong:
 
 def _wrong_sequences(values: Sequence, is_size: bool) -> Wrong:
     same = list if isinstance(values, list) else tuple
-    found = _kind("empty", st.just(same()))
+    strategy = _kind("empty", st.just(same()))
     if not len(values):
-        return found
+        return strategy
     lengths = st.sampled_from([same(values[:-1]), same([*values, values[-1]])])
     element = wrong_values(values[0], is_size)
     first = element.map(lambda wrong: (wrong[0], same([wrong[1], *values[1:]])))
-    return found | _kind("shape", lengths) | first
+    return strategy | _kind("shape", lengths) | first
 
 
 def _wrong_mappings(values: dict, is_size: bool) -> Wrong:
-    found = _kind("empty", st.just({}))
+    strategy = _kind("empty", st.just({}))
     for key, value in list(values.items())[:1]:
         entry = wrong_values(value, is_size).map(
             lambda wrong, key=key: (wrong[0], {**values, key: wrong[1]})
         )
-        found = found | _kind("name", st.just({"no such name": value})) | entry
-    return found
+        strategy = strategy | _kind("name", st.just({"no such name": value})) | entry
+    return strategy
 
 
 def _wrong_tensors(value: Tensor) -> Wrong:
@@ -128,12 +128,12 @@ def _wrong_tensors(value: Tensor) -> Wrong:
             copy.view(-1)[0] = number
         return copy
 
-    found = _kind("shape", st.sampled_from([shape.clone() for shape in shapes]))
-    found = found | _kind("dtype", st.sampled_from(dtypes))
-    found = found | _kind("type", st.sampled_from([value.tolist(), value.numpy()]))
-    found = found | _kind("device", st.just(value.to("meta")))
-    found = found | _kind("number", st.builds(changed, numbers, st.booleans()))
-    return found | _kind("empty", st.sampled_from(empty)) if empty else found
+    strategy = _kind("shape", st.sampled_from([shape.clone() for shape in shapes]))
+    strategy = strategy | _kind("dtype", st.sampled_from(dtypes))
+    strategy = strategy | _kind("type", st.sampled_from([value.tolist(), value.numpy()]))
+    strategy = strategy | _kind("device", st.just(value.to("meta")))
+    strategy = strategy | _kind("number", st.builds(changed, numbers, st.booleans()))
+    return strategy | _kind("empty", st.sampled_from(empty)) if empty else strategy
 
 
 @st.composite
