@@ -96,6 +96,7 @@ def check_device(device: str) -> None:
     import torch
 
     try:
+        # Only torch knows which devices it was built for.
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
@@ -111,6 +112,7 @@ def options_of(function: Callable | None) -> dict[str, Parameter]:
     return {
         name: parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
         for name, parameter in signature(function).parameters.items()
+        # Arguments without an option are those of callers in Python.
         if any(isinstance(entry, _INFOS) for entry in get_args(hints.get(name)))
     }
 

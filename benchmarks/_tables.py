@@ -61,6 +61,7 @@ def with_error(values: ArrayLike, digits: int = 3, sign: str = "") -> str:
 def with_interval(values: ArrayLike, digits: int = 3, sign: str = "") -> str:
     """Mean and half its 95% interval by Student's t, as text: of a single value that alone."""
     mean, error = mean_and_error(values)
+    # Few seeds: Student's quantile.
     half = float(student_t.ppf(0.975, len(np.asarray(values)) - 1)) * error
     return f"{mean:{sign}.{digits}f}" + (f" ± {half:.{digits}f}" if math.isfinite(half) else "")
 
@@ -124,6 +125,7 @@ def write_rows(done: pandas.DataFrame, path: str | os.PathLike[str], about: Sequ
     table = table.map(_value)
     data = ("".join(f"# {line}\n" for line in about) + table.to_csv(index=False)).encode()
     try:
+        # No time of day: the same cells give the same bytes.
         packed = gzip.compress(data, mtime=0) if Path(path).suffix == ".gz" else data
         Path(path).write_bytes(packed)
     except OSError as error:

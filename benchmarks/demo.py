@@ -82,6 +82,7 @@ def angle_scores(seed: int, n: int = 400, steps: int = 300) -> list[dict[str, An
         negative log density of a test angle in nats, and ``covered``, the share of test angles in
         intervals that promise 90 %.
     """
+    # Processes run beside each other, each on one thread.
     torch.set_num_threads(1)
     pixels, angles = turned_digits(seed, n + _NUM_TEST)
     x, y, new_x, new_y = pixels[:n], angles[:n], pixels[n:], angles[n:]
@@ -155,6 +156,7 @@ def _compare_table(out: Path) -> pd.DataFrame:
         sys.executable, "-m", "gpclml", "compare", str(file), "--target", "target",
         "--models", _MODELS, "--out", str(report), "--quiet",
     ]  # fmt: skip
+    # As a user would: by the command.
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise DataError(f"gpclml compare failed: {done.stderr.strip() or done.stdout.strip()}")

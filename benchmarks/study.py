@@ -217,6 +217,7 @@ class Study:
         if not set(self.needed) <= set(earlier.columns):
             raise DataError(f"{path}: rows of another benchmark.")
         versions = {line.rpartition("; code ")[2].rstrip() for line in lines if "; code " in line}
+        # Of another version only whole methods may stand beside those of this one.
         same = versions == set(done["_code_version"])
         columns = list(self.apart if same else self.apart[:1])
         known = pandas.MultiIndex.from_frame(done[columns])
@@ -225,6 +226,7 @@ class Study:
             earlier = self.choose(earlier, **options)
         said = f"with {len(earlier)} cells of an earlier run:"
         merged = pandas.concat([done, earlier], ignore_index=True)
+        # An empty text is no missing value: a failure that did not happen.
         texts = [name for name in merged if not is_numeric_dtype(merged[name])]
         merged = merged.fillna(dict.fromkeys(texts, ""))
         return merged, [said, *(line.removeprefix("# ").rstrip() for line in lines)]
@@ -251,6 +253,7 @@ class Study:
             ] = False,
             **options: Any,
         ) -> None:
+            # Absolute: workers have other working directories.
             environment = {VARIABLE: str(folder.absolute())} if folder else {}
             if "quiet" in signature(self.grid).parameters:
                 options["quiet"] = quiet

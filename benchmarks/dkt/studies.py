@@ -32,6 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+# Archives take seconds to read, and each cell asks for them again.
 @functools.lru_cache(maxsize=8)
 def _loaded(name: str, folder: str) -> LabelledImages:
     return read_images(name)
@@ -135,6 +136,7 @@ def head_poses(out_of_range: bool) -> Make:
     """
 
     def make(shots: int, seed: int) -> Sources:
+        # No person is in training and test.
         everyone = load_head_poses()
         rows = [index for index, group in enumerate(everyone.people) if group not in _TEST_PEOPLE]
         tested = [index for index, group in enumerate(everyone.people) if group in _TEST_PEOPLE]
@@ -152,6 +154,7 @@ def head_poses(out_of_range: bool) -> Make:
 
 def digits(shots: int, seed: int, ways: int = 3) -> Sources:
     """Tasks of scikit-learn's digits, with mirror images of digits of training for validation."""
+    # Six digits to learn from are few; their turns make 24 classes.
     data = load_images("digits")
 
     def tasks(low: int, high: int, index: int, mirrored: bool = False) -> ImageTasks:
@@ -226,6 +229,7 @@ def _omniglot(name: str, chosen_by: bool | None = None) -> LabelledImages:
 
 def _emnist(to_choose_by: bool) -> LabelledImages:
     data = load_images("emnist")
+    # Every other class validates, as a source of its own would cost another data set.
     rows = (data.labels % 2 == 0) == to_choose_by
     return LabelledImages(data.images[rows], data.labels[rows])
 

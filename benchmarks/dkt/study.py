@@ -73,6 +73,7 @@ def _results(done: pandas.DataFrame) -> pandas.DataFrame:
         if name in done:
             columns[title] = done.groupby(keys)[name].agg(_mean, factor, digits)
         if name in done and name in ("accuracy", "mse"):
+            # Intervals of seeds are combined as of independent tasks.
             halves = done.assign(half=factor * done["interval"].where(done[name].notna()))
             columns[f"95% over tasks ({name})"] = halves.groupby(keys)["half"].agg(
                 _interval, digits
@@ -197,6 +198,7 @@ def make_grid(
         seeds=seeds, steps=steps, tasks_per_step=tasks_per_step, test_tasks=test_tasks, lr=lr
     )
     check_device(device)
+    # One task of each is drawn before anything runs: missing data are told at once.
     pairs = [(name, k) for name in study for k in shots or study_named(name).shots]
     for name, k in pairs:
         _check_study(name, kernels, ways)
@@ -212,6 +214,7 @@ def make_grid(
             "tasks_per_step": tasks_per_step if trained else None, "lr": lr if trained else None,
             "test_tasks": test_tasks, "device": device,
         }  # fmt: skip
+        # Left out where it is the study's own, so that older results keep their keys.
         if ways is not None:
             cell["ways"] = ways
         cells.append(cell)

@@ -44,6 +44,7 @@ def measure_accuracy(
     x, y = (values.to(device) for values in _points(data, n, seed))
     model = _model(x, y, noise, fitted)
     taken, results = {}, {}
+    # Both evaluate the same block: the seed fixes it.
     solvers = {
         "dense": "cholesky",
         "iterative": ConjugateGradients(
@@ -91,6 +92,7 @@ def _model(x: Tensor, y: Tensor, noise: float, fitted: bool) -> ExactRBF:
     if fitted:
         small = make(x[:_FITTED_TO], y[:_FITTED_TO])
         mll = ExactMarginalLogLikelihood(small.likelihood, small)
+        # The noise is what is varied.
         freeze = ["likelihood.noise_covar.raw_noise"]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # its best point so far will do

@@ -104,6 +104,7 @@ def measure_searches(
 
     steps = {name: partial(fit, name) for name in prepared}
     rows = timed(steps, device, seconds, base=SEARCH_BASE)
+    # Ends are computed after the rounds, so that no time has them.
     values = {name: end() for name, end in ends.items()}
     base = values.get(SEARCH_BASE, np.array([np.nan]))
     for row in rows:
@@ -223,6 +224,7 @@ def measure_batches(
         A row a number of fits at once: its times, and ``models a second``;
         ``suggested`` is the number that ``gpclml.fit.suggest_batch_size`` says.
     """
+    # As in a worker of the runner, for which batches were made.
     keeps_memory = keep_freed_memory()
     suggested = suggest_batch_size(n, device, keeps_memory)
     sizes = {f"{together} at once": together for together in (1, min(size, suggested), size)}
@@ -302,6 +304,7 @@ def measure_large_fits(
     else:
         table = load(data)
         x, y = table.inputs.double(), table.targets.double()
+    # One split for all kernels, objectives and n: smaller training sets are nested.
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     train, test = order[:n], order[n:][-_TEST:]
     model = GPRegression(
@@ -385,6 +388,7 @@ def measure_predictions(
     generator = torch.Generator().manual_seed(1000 * subset + n)
     order = torch.randperm(data.num_data, generator=generator)[: n + _MOST_TESTED]
     x, y = data.inputs[order], data.targets[order]
+    # Normalize divides by the range of a column.
     x = x[:, x[:n].std(0) > 0]
     row: Row = {}
     for label, options in _OPTIMIZERS.items():
@@ -400,6 +404,7 @@ def _predicted_fit(
     model = SingleTaskGP(x[:n], y[:n, None], input_transform=transform)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", OptimizationWarning)  # BoTorch tries again
+        # Both optimizers retry from the same draws.
         torch.manual_seed(seed)  # BoTorch's retries draw
         start = time.process_time()
         fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), **options)
@@ -427,6 +432,7 @@ def summarize_predictions(rows: pd.DataFrame) -> pd.DataFrame:
         two-sided sign test between them; geometric mean of the ratios of RMSEs (``rmse``) and
         median ratio of processor times (``time``).
     """
+    # What rules were chosen on does not judge them.
     chosen = rows["table"].isin(TABLES[::2])
     groups = {"all": rows, "chosen on": rows[chosen], "judged on": rows[~chosen]}
     groups |= {f"n = {n}": sized for n, sized in rows.groupby("n")}

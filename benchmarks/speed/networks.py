@@ -99,6 +99,7 @@ def _full_step(
     mll = _objective(network, len(x), structure, "all")
     model: Any = mll.model
 
+    # Batches bound the memory of Jacobians.
     batches = list(zip(x.split(_BATCH), y.split(_BATCH), strict=True))
 
     def step() -> None:
@@ -158,6 +159,7 @@ def _laplace_torch_steps(
     }
 
     def step_of(backend: Any, structure: str) -> Callable[[], object]:
+        # Backends leave hooks behind, which would slow the next one.
         module = copy.deepcopy(network)  # a backend leaves hooks behind
 
         def step() -> None:
@@ -235,6 +237,7 @@ def _plain_step(episodes: Episodes, kernel: str, device: str) -> Callable[[], ob
 
     def step() -> None:
         for model, x, y in zip(models, features, labels, strict=True):
+            # All points are query points: the LML holds every one out.
             nothing = x[:0].unsqueeze(0), y[:0].unsqueeze(0)
             task = Episodes(*nothing, x.unsqueeze(0), y.unsqueeze(0), episodes.ways)
             model.loss(task).backward()

@@ -70,6 +70,7 @@ class ExactTasks(gpytorch.models.ExactGP):
         self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), tasks)
         points = gpytorch.kernels.RBFKernel(ard_num_dims=x.shape[-1])
         self.covar_module = gpytorch.kernels.MultitaskKernel(points, tasks)
+        # The same start for all methods and runs.
         for parameter in self.covar_module.task_covar_module.parameters():  # which are random
             parameter.data.fill_(0.5)
 
@@ -119,6 +120,7 @@ class Problem:
                 if isinstance(module, gpytorch.kernels.RBFKernel):
                     module.lengthscale = 1.0
         else:
+            # Tasks are functions of one another, so that their covariance is not diagonal.
             self.y = (self.y.unsqueeze(-1) * torch.arange(1, tasks + 1, device=device)).sin()
             model = ExactTasks(self.x, self.y)
             model.covar_module.data_covar_module.lengthscale = 1.0
@@ -202,6 +204,7 @@ def _dense(conditioning: Callable[[int], Conditioning], problem: Problem) -> Obj
 
 
 def _textbook(num_conditioned: Callable[[int], int], problem: Problem) -> Objective:
+    # By two inverses of covariances, as formulas are often copied from a page.
     m = num_conditioned(problem.n)
 
     def objective() -> Tensor:
@@ -288,6 +291,7 @@ def methods_of(group: str, n: int, dtype: torch.dtype, device: str) -> list[str]
         raise UnknownNameError("methods", group, _GROUPS)
     if group != "scale":
         return _GROUPS[group]
+    # Half the memory: other programs and the allocator need some.
     room = available_memory(torch.device(device)) / 2
     return [
         name
@@ -363,6 +367,7 @@ def measure_steps(
         steps |= peer_steps(problem)
     rows = timed(steps, device, seconds, base=BASE, memory=memory)
     loo = next((row["ms"] for row in rows if row["method"] == "gpytorch LOO" and "ms" in row), None)
+    # What the library would refuse by, to be compared with what was used.
     predicted = DenseCovariance.memory(torch.Size((n, n)), n // 10) * kind.itemsize / 2**30
     for row in rows:
         name = row["method"]
@@ -400,6 +405,7 @@ def measure_rates(
     x = torch.rand(*shape, generator=torch.Generator().manual_seed(0)).to(device, kind)
     kernel = gpytorch.kernels.RBFKernel(ard_num_dims=NUM_FEATURES).to(device, kind)
     with torch.no_grad():
+        # Definite without jitter at any n.
         identity = torch.eye(n, device=device, dtype=kind)
         K = kernel(x).to_dense() + identity
         L = torch.linalg.cholesky(K)
@@ -448,6 +454,7 @@ def peer_steps(problem: Problem) -> dict[str, Callable[[], tuple[float, ndarray]
     order = [0, *range(2, len(theta)), 1]  # the noise comes last
     peer.theta = theta[order]
     # An optimizer that stays where it is: the objective is asked for one value with gradient.
+    # (fit computes factors that the timed call does not reuse.)
     gp = GaussianProcessRegressor(peer, alpha=0.0, optimizer=None).fit(x, y)
     back = np.argsort(order)
 

@@ -185,6 +185,7 @@ def make_grid(
     check_device(device)
     check_positive(threads=threads)
     check_known("study", study, [*MEASUREMENTS, "gpu", "small"])
+    # Settings that one kind takes are ignored by the others, and refused if none does.
     given = dict(_values(text) for text in set or ())
     asked: list[tuple[str, str, Mapping[str, Sequence[Any]]]] = []
     for name in study:
@@ -234,6 +235,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         torch.backends.cudnn.allow_tf32 = False
         gc.collect()
         torch.cuda.empty_cache()
+    # The runner has set one thread; a timing cell says its own number.
     with threadpoolctl.threadpool_limits(threads):
         torch.set_num_threads(threads)  # the runner sets it back
         measure = MEASUREMENTS[cell["study"]].measure
@@ -268,6 +270,7 @@ def prepared(done: pandas.DataFrame) -> pandas.DataFrame:
     keys = ["device", "machine", "threads", "dtype"]
     if "Gflop" in rows and "Gflop/s" in rows:
         products = rows[(rows["method"] == "product") & (rows["study"] == "rates")]
+        # The best rate: other programs can only lower it.
         rate = products.groupby(keys)["Gflop/s"].max().rename("rate")
         rows = rows.join(rate, on=keys)
         rows["of product"] = rows["Gflop"] / rows.pop("rate") / (1e-3 * rows["ms"])
@@ -312,6 +315,7 @@ def _beside_the_cpu(cells: pandas.DataFrame) -> Iterator[str]:
         return
     keys = [name for name in ("study", *_FIRST[3:]) if name in cells]
     times = cells[cells["ms"].notna() & (cells["study"] != "rates")]
+    # cuda:1 is a card as cuda is.
     times = times.assign(kind=times["device"].str.partition(":")[0])
     times[keys] = times[keys].astype(object).where(times[keys].notna(), "")
     wide = times.pivot_table("ms", keys, "kind", "first", sort=False)

@@ -125,6 +125,7 @@ class Candidates:
         return prediction, about | self._criteria(fit)
 
     def _fit(self, name: str) -> _Fit:
+        # An error is kept too: a candidate that cannot be fitted fails once.
         if name not in self._fits:
             self._fits[name] = _attempt(lambda: self._fitted(name))
         results = self._fits[name]
@@ -158,6 +159,7 @@ class Candidates:
         return prediction, {"seconds": seconds, "chosen": chosen}
 
     def _stacked(self) -> tuple[StackedPrediction, dict[str, Any]]:
+        # Mixed from the candidates that could be fitted.
         whole, start = list(self._all_fits().values()), time.perf_counter()
         weights = stacking_weights(torch.stack([leave_one_out(fit.model) for fit in whole]))
         prediction = _mixture(whole, weights)
@@ -167,6 +169,7 @@ class Candidates:
     def _criteria(self, fit: _Fit) -> dict[str, float]:
         """The criteria in nats; one that cannot be computed is left out."""
         model, n = fit.model, len(self._rows.y)
+        # Counted as hyperparameters, a network's weights would rule it out under BIC.
         weights = {id(p) for network in find_networks(model) for p in network.parameters()}
         count = sum(p.numel() for p in model.parameters() if id(p) not in weights)
         results: dict[str, float | Exception] = {
@@ -176,6 +179,7 @@ class Candidates:
         if not isinstance(results["lml"], Exception):
             results["bic"] = results["lml"] - 0.5 * count * math.log(n)
         for criterion, share in _SHARES.items():
+            # The same orderings for all candidates, so that differences are paired.
             orderings = RandomOrderings(k=_ORDERINGS, m=round(share * n))
             results[criterion] = _attempt(
                 lambda orderings=orderings: float(

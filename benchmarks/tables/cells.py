@@ -56,6 +56,7 @@ def sizes_of(num_data: int, sizes: tuple[int, ...]) -> list[int]:
         num_data: Number of rows of the table.
         sizes: The numbers asked for.
     """
+    # Test rows come first: no size may eat into them.
     most = num_data - round(TEST_SHARE * num_data)
     whole = sorted({size for size in sizes if size <= most})
     if len(whole) < len(set(sizes)) and (not whole or most >= _WORTH_ITS_OWN * whole[-1]):
@@ -77,6 +78,7 @@ def table_rows(table: str, n: int, split: int, most_test: int) -> TableRows:
     """
     whole = data.load(table)
     rows = data.split(whole.num_data, split, TEST_SHARE)
+    # Rows of a smaller n are among those of a larger one.
     train, test = data.subset(rows.train, n, split), rows.test[:most_test]
     y = whole.targets[train]
     return TableRows(
@@ -107,6 +109,7 @@ def run_cells(cells: list[Any]) -> list[Any]:
     """The same of several cells of one table, n and split, which fit each candidate once."""
     first = cells[0]
     rows = table_rows(first["table"], first["n"], first["split"], first["most_test"])
+    # Fitted once for all cells of these rows.
     candidates = Candidates(rows, first["split"])
     about = {
         "num_test": len(rows.test_y), "num_features": rows.x.shape[1],

@@ -49,11 +49,13 @@ def coverage(
     draws = np.random.default_rng(seed)
     x = draws.uniform(size=(n + _NEW, 3))
     start, factor, size = KINDS[kind]
+    # The third input says nothing.
     means = np.exp(start + factor * (1.2 * np.sin(3 * x[:, 0]) + x[:, 1]))
     y = _counts(means, size).rvs(random_state=draws)
     stack = StackedGP(candidates).fit(x[:n], y[:n].astype(float), progress=False)
     predicted, true = stack.predict(x[n:]), _counts(means[n:], size)
     lower, upper = (end.numpy() for end in predicted.interval(LEVEL))
+    # Discrete quantiles cover more than they promise: that is the attainable level.
     tail = 0.5 * (1 - LEVEL)
     rows = {
         "covered": true.cdf(upper) - true.cdf(lower - 1),

@@ -67,6 +67,7 @@ def _add_residuals(
         from sklearn.model_selection import KFold, cross_val_predict
 
         folds = KFold(_FOLDS, shuffle=True, random_state=seed)
+        # Residuals of training rows would be far too small.
         out_of_fold = cross_val_predict(make(seed), x, y, cv=folds)
         mean = make(seed).fit(x, y).predict(test_x)
         return normal(mean, np.sqrt(np.mean((y - out_of_fold) ** 2)))
@@ -114,6 +115,7 @@ def _sklearn_gp(x: Array, y: Array, test_x: Array, seed: int) -> StackedPredicti
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
     from sklearn.preprocessing import StandardScaler
 
+    # As in scikit-learn's documentation, with a lengthscale for each input.
     kernel = ConstantKernel() * RBF(np.ones(x.shape[1])) + WhiteKernel()
     scaler = StandardScaler().fit(x)
     gp = GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed)
@@ -179,6 +181,7 @@ class _TextbookGP(gpytorch.models.ExactGP):
 def _gpytorch(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
     from sklearn.preprocessing import StandardScaler
 
+    # GPyTorch's examples leave scaling to the user.
     inputs, targets = StandardScaler().fit(x), StandardScaler().fit(y[:, None])
     train_y = torch.tensor(targets.transform(y[:, None])[:, 0])
     model = _TextbookGP(torch.tensor(inputs.transform(x)), train_y).double()

@@ -88,6 +88,7 @@ _FORMATS = {
 
 def _whole(cells: pandas.DataFrame) -> pandas.DataFrame:
     """The cells of rows that every method has been run on."""
+    # Means over other rows would compare rows, not methods.
     count = cells.groupby(KEY)["method"].transform("nunique")
     return cells[count == cells["method"].nunique()]
 
@@ -125,6 +126,7 @@ def _pivot(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
 
 def _cases(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
     """Means over splits, NaN for a method that failed in one."""
+    # No mean over the splits that worked: a failure is no missing value.
     return _pivot(cells, metric).groupby(level=["table", "n"]).agg(lambda v: v.mean(skipna=False))
 
 
@@ -201,6 +203,7 @@ def win_table(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
     for case, splits in scores.groupby(level=["table", "n"]):
         values = splits.to_numpy()
         share = float(shares.loc[case, "num_test"] / shares.loc[case, "num_data"])
+        # Few splits: Student's quantile in place of two.
         errors = t.ppf(_TWO, len(values) - 1) if len(values) > 1 else math.inf
         for i in range(len(methods)):
             for j in range(len(methods)):
@@ -227,10 +230,12 @@ def regrets(cells: pandas.DataFrame) -> pandas.DataFrame:
     nll = _pivot(cells, "nll")
     single = _single_models(cells)
     ours = nll[single]
+    # Hindsight: no criterion can be below it but a mixture.
     best, chosen = ours.min(axis=1), {}
     for criterion in CRITERIA:
         if criterion in cells:
             values = _pivot(cells, criterion).reindex(index=ours.index, columns=single)
+            # What has no predictions cannot be chosen.
             values = values.where(ours.notna())  # a model without predictions cannot be chosen
             known = values.notna().any(axis=1)
             names = values[known].idxmax(axis=1)

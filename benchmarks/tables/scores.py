@@ -46,6 +46,7 @@ def score(prediction: StackedPrediction, y: Array, unit: float) -> dict[str, flo
     Raises:
         NonFiniteError: A score is not finite.
     """
+    # Tensors and arrays alike become arrays.
     mean, logs, below, crps = map(
         np.asarray,
         (prediction.mean, prediction.log_density(y), prediction.cdf(y), prediction.crps(y)),

@@ -80,6 +80,7 @@ def make_grid(
         {
             "table": table, "n": size, "split": split, "method": method, "most_test": most_test,
         }
+        # Splits and then sizes outermost: what is stopped early is still balanced.
         for split in range(first_split, splits)
         for rank in range(len(n))
         for table in sizes

@@ -85,6 +85,7 @@ def _draw_panel(
             markersize=5, linewidth=1.3, elinewidth=1, capsize=2, **style,
         )  # fmt: skip
     sizes = sorted(int(n) for n in cells["n"].unique())
+    # Sizes differ by factors.
     axes.set_xscale("log")
     axes.set_xticks(sizes, [str(n) for n in sizes])
     axes.xaxis.set_minor_locator(NullLocator())

@@ -75,7 +75,9 @@ def paired_differences(
     """
     keys = [*on, "seed"]
     other = baseline[[*keys, metric]].rename(columns={metric: "baseline"})
+    # Raises where a baseline has two cells for a pair.
     pairs = cells.merge(other, on=keys, validate="many_to_one")
+    # A deep kernel that fell back is the plain one up to rounding.
     difference = pairs[metric] - pairs["baseline"]
     pairs["difference"] = difference.where(difference.abs() > _ROUNDING, 0.0)
     return means(pairs, "difference", CELL)
@@ -103,6 +105,7 @@ def sign_test(differences: Iterable[float]) -> tuple[int, int, float]:
         The number below zero, the number that is not zero, and the two-sided p-value of the
         sign test (1 where all are zero).
     """
+    # Ties say nothing of either side.
     nonzero = [value for value in differences if value]
     below = sum(value < 0 for value in nonzero)
     return below, len(nonzero), float(binomtest(below, len(nonzero)).pvalue) if nonzero else 1.0
@@ -158,6 +161,7 @@ def less_plain(
         As from :func:`benchmarks.uci.tables.paired_differences`; empty without the plain one.
     """
     is_plain = (done[list(plain)] == list(plain.values())).all(axis=1)
+    # The plain GP may be there under several settings that do not matter to it.
     baseline = done[is_plain].drop_duplicates(["dataset", "n", "seed"])
     return paired_differences(done[~is_plain], baseline, metric, ("dataset", "n"))
 

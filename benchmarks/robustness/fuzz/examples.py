@@ -51,11 +51,13 @@ class Example:
 
     def arguments(self) -> dict[str, Any]:
         """Valid arguments, with the defaults of those that were left out."""
+        # New objects at each call: a call may change what it is given.
         given = self.make()
         try:
             parameters = inspect.signature(self.call).parameters
         except ValueError:
             return given
+        # Defaults of these types are arguments that a fuzzer can make wrong.
         simple = int, float, str, bool, tuple
         for name, parameter in parameters.items():
             if name not in given and isinstance(parameter.default, simple):
@@ -76,6 +78,7 @@ def _packages() -> list[str]:
 
 
 def _named(name: str) -> Callable:
+    # The longest module that the name begins with is its own.
     modules = [*_packages(), *_MODULES]
     module = max((m for m in modules if f"gpclml.{name}".startswith(f"{m}.")), key=len)
     path = f"gpclml.{name}".removeprefix(f"{module}.")
