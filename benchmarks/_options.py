@@ -14,8 +14,8 @@ from gpclml.errors import ArgumentError, DataError, UnknownNameError
 
 __all__ = [
     "Csv", "CsvFile", "DataFolder", "Device", "FigureFile", "ResultsFile", "check_device",
-    "check_known", "check_positive", "errors_as_text", "names", "options_of", "read_options",
-    "real_numbers", "whole_numbers", "with_options",
+    "check_known", "check_positive", "errors_as_text", "extend_options", "names", "options_of",
+    "read_options", "real_numbers", "whole_numbers",
 ]  # fmt: skip
 
 ResultsFile = Annotated[Path, typer.Option("--results", help="The SQLite file of results.")]
@@ -51,10 +51,10 @@ def names(text: str, argument: str) -> tuple[str, ...]:
     Raises:
         ArgumentError: There is none.
     """
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    if not found:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
         raise ArgumentError(argument, repr(text), "names separated by commas")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(words))
 
 
 def whole_numbers(text: str, argument: str) -> tuple[int, ...]:
@@ -96,6 +96,7 @@ def check_device(device: str) -> None:
     import torch
 
     try:
+        # Only torch knows which devices it was built for.
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
@@ -111,25 +112,26 @@ def options_of(function: Callable | None) -> dict[str, Parameter]:
     return {
         name: parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
         for name, parameter in signature(function).parameters.items()
-        if any(isinstance(part, _INFOS) for part in get_args(hints.get(name)))
+        # Arguments without an option are those of callers in Python.
+        if any(isinstance(entry, _INFOS) for entry in get_args(hints.get(name)))
     }
 
 
 def _reader(parameter: Parameter) -> Callable | None:
-    return next((part for part in get_args(parameter.annotation)[1:] if callable(part)), None)
+    return next((entry for entry in get_args(parameter.annotation)[1:] if callable(entry)), None)
 
 
 def read_options(function: Callable | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options, lists read."""
-    found = dict(options)
+    values = dict(options)
     for name, parameter in options_of(function).items():
         read = _reader(parameter)
-        if read is not None and found[name] is not None:
-            found[name] = read(found[name], name)
-    return found
+        if read is not None and values[name] is not None:
+            values[name] = read(values[name], name)
+    return values
 
 
-def with_options(
+def extend_options(
     command: Callable, parameters: Iterable[Parameter], left_out: Sequence[str] = ()
 ) -> Callable:
     """The command with further options before its own, in the place of its ``**options``.
@@ -140,22 +142,22 @@ def with_options(
         left_out: Its own options that it shall not have.
     """
     hints = get_type_hints(command, include_extras=True)
-    own = [
+    own_options = [
         parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
         for name, parameter in signature(command).parameters.items()
         if name != "options" and name not in left_out
     ]
-    every = [*map(_as_text, parameters), *own]
+    every = [*map(_text_option, parameters), *own_options]
     command.__signature__ = Signature(every)
-    command.__annotations__ = {one.name: one.annotation for one in every}
+    command.__annotations__ = {option.name: option.annotation for option in every}
     return command
 
 
-def _as_text(parameter: Parameter) -> Parameter:
+def _text_option(parameter: Parameter) -> Parameter:
     """A list as the text that a command takes."""
     if _reader(parameter) is None:
         return parameter
-    info = next(part for part in get_args(parameter.annotation) if isinstance(part, _INFOS))
+    info = next(entry for entry in get_args(parameter.annotation) if isinstance(entry, _INFOS))
     default = parameter.default
     if isinstance(default, tuple):
         default = ",".join(map(str, default))

@@ -38,9 +38,9 @@ def table(frame: pandas.DataFrame) -> str:
 
 def mean_and_error(values: ArrayLike) -> tuple[float, float]:
     """The mean of values and its standard error, infinite for a single value."""
-    found = np.asarray(values, dtype=float)
-    error = found.std(ddof=1) / math.sqrt(len(found)) if len(found) > 1 else math.inf
-    return float(found.mean()), float(error)
+    numbers = np.asarray(values, dtype=float)
+    error = numbers.std(ddof=1) / math.sqrt(len(numbers)) if len(numbers) > 1 else math.inf
+    return float(numbers.mean()), float(error)
 
 
 def with_error(values: ArrayLike, digits: int = 3, sign: str = "") -> str:
@@ -61,6 +61,7 @@ def with_error(values: ArrayLike, digits: int = 3, sign: str = "") -> str:
 def with_interval(values: ArrayLike, digits: int = 3, sign: str = "") -> str:
     """Mean and half its 95% interval by Student's t, as text: of a single value that alone."""
     mean, error = mean_and_error(values)
+    # Few seeds: Student's quantile.
     half = float(student_t.ppf(0.975, len(np.asarray(values)) - 1)) * error
     return f"{mean:{sign}.{digits}f}" + (f" ± {half:.{digits}f}" if math.isfinite(half) else "")
 
@@ -124,6 +125,7 @@ def write_rows(done: pandas.DataFrame, path: str | os.PathLike[str], about: Sequ
     table = table.map(_value)
     data = ("".join(f"# {line}\n" for line in about) + table.to_csv(index=False)).encode()
     try:
+        # No time of day: the same cells give the same bytes.
         packed = gzip.compress(data, mtime=0) if Path(path).suffix == ".gz" else data
         Path(path).write_bytes(packed)
     except OSError as error:
@@ -171,5 +173,5 @@ def print_tables(
 
 def _value(value: Any) -> Any:
     if isinstance(value, list):
-        return " ".join(str(_value(item)) for item in value)
+        return " ".join(str(_value(entry)) for entry in value)
     return f"{value:.{_DIGITS}g}" if isinstance(value, float) and value == value else value

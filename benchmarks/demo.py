@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import joblib
 import numpy as np
 import pandas as pd
 import torch
@@ -26,7 +23,7 @@ from typer import Option
 
 from benchmarks._figures import new_figure, save_figure
 from benchmarks._options import errors_as_text
-from benchmarks._tables import mean_and_error
+from benchmarks._tables import mean_and_error, with_error
 from gpclml.conditioning import LastPoints
 from gpclml.errors import DataError
 from gpclml.fit import fit_mll
@@ -85,6 +82,7 @@ def angle_scores(seed: int, n: int = 400, steps: int = 300) -> list[dict[str, An
         negative log density of a test angle in nats, and ``covered``, the share of test angles in
         intervals that promise 90 %.
     """
+    # Processes run beside each other, each on one thread.
     torch.set_num_threads(1)
     pixels, angles = turned_digits(seed, n + _NUM_TEST)
     x, y, new_x, new_y = pixels[:n], angles[:n], pixels[n:], angles[n:]
@@ -140,7 +138,9 @@ def main(
     with errors_as_text():
         out.mkdir(parents=True, exist_ok=True)
         table = _compare_table(out)
-        angles = _all_angles(partial(angle_scores, n=n, steps=steps), seeds, jobs)
+        scores = (joblib.delayed(angle_scores)(seed, n, steps) for seed in range(seeds))
+        drawn = joblib.Parallel(jobs)(scores)
+        angles = pd.DataFrame([row for rows in drawn for row in rows])
         angles.to_csv(out / "angles.csv", index=False)
         typer.echo(_rows(table, angles).to_string(na_rep="", index=False))
         _draw(angles, out / "demo.png")
@@ -156,6 +156,7 @@ def _compare_table(out: Path) -> pd.DataFrame:
         sys.executable, "-m", "gpclml", "compare", str(file), "--target", "target",
         "--models", _MODELS, "--out", str(report), "--quiet",
     ]  # fmt: skip
+    # As a user would: by the command.
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise DataError(f"gpclml compare failed: {done.stderr.strip() or done.stdout.strip()}")
@@ -164,41 +165,23 @@ def _compare_table(out: Path) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def _all_angles(
-    scores: Callable[[int], list[dict[str, Any]]], seeds: int, jobs: int
-) -> pd.DataFrame:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        found = pool.map(scores, range(seeds))
-        return pd.DataFrame([row for rows in found for row in rows])
-
-
 def _rows(table: pd.DataFrame, angles: pd.DataFrame) -> pd.DataFrame:
     """What is printed: a row a method and task."""
-    diabetes = [
-        {
-            "task": "diabetes",
-            "method": name,
-            "typical error": f"{row.test_rmse:.1f} ± {row.test_rmse_se:.1f}",
-            **_of_densities(row.get("test_nll"), row.get("test_coverage")),
-        }
+    shown = [
+        {"task": "diabetes", "method": name,
+         "typical error": f"{row.test_rmse:.1f} ± {row.test_rmse_se:.1f}",
+         **_density_columns(row.get("test_nll"), row.get("test_coverage"))}
         for name, row in table.iterrows()
-    ]
-    turned = []
+    ]  # fmt: skip
     for name, rows in angles.groupby("method", sort=False):
-        mean, error = mean_and_error(rows.error)
-        turned.append(
-            {
-                "task": "angle of a digit",
-                "method": name,
-                "typical error": f"{mean:.2f} ± {error:.2f}",
-                **_of_densities(rows.nll.mean(), rows.covered.mean()),
-            }
-        )
-    return pd.DataFrame(diabetes + turned)
+        shown.append(
+            {"task": "angle of a digit", "method": name, "typical error": with_error(rows.error, 2),
+             **_density_columns(rows.nll.mean(), rows.covered.mean())}
+        )  # fmt: skip
+    return pd.DataFrame(shown)
 
 
-def _of_densities(nll: float | None, covered: float | None) -> dict[str, str]:
+def _density_columns(nll: float | None, covered: float | None) -> dict[str, str]:
     """Two columns, empty for what gives no density."""
     none = nll is None or pd.isna(nll)
     return {

@@ -22,9 +22,9 @@ from benchmarks._options import (
     FigureFile,
     ResultsFile,
     errors_as_text,
+    extend_options,
     options_of,
     read_options,
-    with_options,
 )
 from benchmarks._tables import code, describe_cells, section, write_rows
 from benchmarks.data.files import VARIABLE
@@ -159,20 +159,20 @@ class Study:
         failures = [f"- {self._failure(row)}" for row in failed.to_dict("records")]
         about = [*load_commands(path), *describe_cells(done, len(failed))]
         if rows is not None:
-            done, lines = self._with_rows(done, rows, options)
+            done, lines = self._add_rows(done, rows, options)
             about += lines
         if csv is not None:
             write_rows(done, csv, about)
         cells = done if self.prepare is None else self.prepare(done)
-        parts = [f"# {self.title}", code(about)]
+        blocks = [f"# {self.title}", code(about)]
         if figure is not None and self.figure is not None:
             self.figure(cells, figure)
-            parts.append(f"![{self.caption}]({os.path.basename(figure)})")
-        parts += self.tables(cells)
+            blocks.append(f"![{self.caption}]({os.path.basename(figure)})")
+        blocks += self.tables(cells)
         if failures:
             text = f"{len(failures)} failed cells:"
-            parts.append(section("Failed cells", text, "\n".join(failures)))
-        return "\n\n".join(parts)
+            blocks.append(section("Failed cells", text, "\n".join(failures)))
+        return "\n\n".join(blocks)
 
     def load(
         self, path: str | os.PathLike[str], **options: Any
@@ -201,7 +201,7 @@ class Study:
             )
         return done, failed
 
-    def _with_rows(
+    def _add_rows(
         self, done: pandas.DataFrame, path: str | os.PathLike[str], options: Mapping[str, Any]
     ) -> tuple[pandas.DataFrame, list[str]]:
         """The cells with those of an earlier CSV file, and the lines at the head of that."""
@@ -217,6 +217,7 @@ class Study:
         if not set(self.needed) <= set(earlier.columns):
             raise DataError(f"{path}: rows of another benchmark.")
         versions = {line.rpartition("; code ")[2].rstrip() for line in lines if "; code " in line}
+        # Of another version only whole methods may stand beside those of this one.
         same = versions == set(done["_code_version"])
         columns = list(self.apart if same else self.apart[:1])
         known = pandas.MultiIndex.from_frame(done[columns])
@@ -225,6 +226,7 @@ class Study:
             earlier = self.choose(earlier, **options)
         said = f"with {len(earlier)} cells of an earlier run:"
         merged = pandas.concat([done, earlier], ignore_index=True)
+        # An empty text is no missing value: a failure that did not happen.
         texts = [name for name in merged if not is_numeric_dtype(merged[name])]
         merged = merged.fillna(dict.fromkeys(texts, ""))
         return merged, [said, *(line.removeprefix("# ").rstrip() for line in lines)]
@@ -251,6 +253,7 @@ class Study:
             ] = False,
             **options: Any,
         ) -> None:
+            # Absolute: workers have other working directories.
             environment = {VARIABLE: str(folder.absolute())} if folder else {}
             if "quiet" in signature(self.grid).parameters:
                 options["quiet"] = quiet
@@ -265,13 +268,13 @@ class Study:
                     lambda c: [Sweep(c, self.cell, self.sources, self.batches)]
                 )
                 summaries = [
-                    sweep(one.cells, one.cell, sources=one.sources, batches=one.batches)
-                    for one in several(cells)
+                    sweep(each.cells, each.cell, sources=each.sources, batches=each.batches)
+                    for each in several(cells)
                 ]
             _end_run(summaries, quiet)
 
         left_out = [] if self.data else ["folder"]
-        return with_options(run, options_of(self.grid).values(), left_out)
+        return extend_options(run, options_of(self.grid).values(), left_out)
 
     def _report_command(self) -> Callable[..., None]:
         def report(
@@ -287,7 +290,7 @@ class Study:
 
         further = options_of(self.choose).values()
         left_out = [] if self.figure else ["figure"]
-        return with_options(report, further, left_out + ([] if self.apart else ["rows"]))
+        return extend_options(report, further, left_out + ([] if self.apart else ["rows"]))
 
     def _command_of(self, ctx: typer.Context) -> str:
         """What was asked for: the options given, but for those of the machine."""

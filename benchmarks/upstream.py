@@ -60,6 +60,7 @@ def pytest_configure(config: Any) -> None:
     for module in (gpytorch, gpytorch.mlls, gpytorch.mlls.exact_marginal_log_likelihood):
         module.ExactMarginalLogLikelihood = MarginalLogLikelihood
     gpytorch.mlls.LeaveOneOutPseudoLikelihood = LeaveOneOutLikelihood
+    # Its default class was bound when GPyTorch was imported.
     gpytorch.mlls.SumMarginalLogLikelihood.__init__.__defaults__ = (MarginalLogLikelihood,)
 
 
@@ -101,6 +102,7 @@ def run_tests(tests: list[Path], swapped: bool, options: list[str]) -> int:
     here = str(Path(__file__).parents[1])
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, _SWAPPED: str(int(swapped))}
+    # -P: the unpacked tests must not shadow the installed package.
     command = [sys.executable, "-P", "-m", "pytest", "-q"]
     quiet = ["-p", "no:cacheprovider", "-p", "no:warnings"]
     plugin = [*quiet, "-p", "benchmarks.upstream", f"--rootdir={root}", *options]

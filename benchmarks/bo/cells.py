@@ -46,6 +46,7 @@ def run_cell(cell: Mapping[str, Any]) -> Metrics:
         - ``fit_seconds``, ``acquisition_seconds``: wall time of all fits, and of choosing points.
     """
     problem = make_problem(cell["function"])
+    # BoTorch's optimizers draw from the global generator, which is given back as it was.
     with noting_failed_fits() as failed, torch.random.fork_rng(devices=[]):
         torch.manual_seed(cell["seed"])  # BoTorch draws starts of its optimizers from it
         metrics = _Run(problem, cell).metrics()
@@ -67,12 +68,14 @@ class _Run:
         initial, iterations = len(self.x), self.cell["iterations"]
         places, inferred = [], []
         for done in range(iterations + 1):
+            # Every fifth fit starts anew, so that no local optimum is kept for good.
             self._fit(anew=done % _ANEW == 0)
             if done % _RECORDS == 0 or done == iterations:
                 places.append(float(done))
                 inferred.append(float(self.problem.regrets(self._best_predicted())))
             if done < iterations:
                 self._evaluate(self._next_point())
+        # The best so far; the initial points together count as evaluation zero.
         regrets = self.problem.regrets(self.x).cummin(0).values[initial - 1 :]
         return {
             "simple_regret": float(regrets[-1]), "inference_regret": inferred[-1],

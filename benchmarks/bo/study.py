@@ -74,6 +74,7 @@ def make_grid(
     check_known("objectives", objectives, _OBJECTIVES)
     check_positive(seeds=seeds, iterations=iterations, steps=steps)
     check_device(device)
+    # Seeds outermost: a run that is stopped has all methods on the seeds that it has.
     return [
         {
             "function": function, "surrogate": surrogate, "objective": objective, "seed": seed,
@@ -93,6 +94,7 @@ def _sections(cells: pandas.DataFrame) -> Iterator[str]:
         yield section(
             f"{heading}, log10", "Mean ± standard error.", table(mean_rows(cells, regret))
         )
+    # Differences after all means, so that a reader meets the plain numbers first.
     for regret, heading in REGRETS.items():
         for name, differences in (
             ("less that of SingleTaskGP under the LML", less_baseline(cells, regret)),

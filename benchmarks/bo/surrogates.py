@@ -73,6 +73,7 @@ def make_problem(name: str) -> Problem:
     if name not in FUNCTIONS:
         raise UnknownNameError("functions", name, FUNCTIONS)
     cls, dim = FUNCTIONS[name]
+    # Branin has two inputs and takes no dimension.
     sizes: dict[str, Any] = {} if cls == "Branin" else {"dim": dim}
     function = getattr(test_functions, cls)(negate=True, dtype=torch.float64, **sizes)
 
@@ -144,9 +145,11 @@ def fitted(
     mll = make_objective(objective, model, seed=seed)
     names = [name for name, _ in model.named_parameters()]
     added = [name for name in names if name.startswith(_added_by_features(model))]
+    # Adam's part always goes on from the fit before; the rest only between two fresh fits.
     if before is not None:
         _take_over(model, before, added if anew else names)
     frozen = [f"model.{name}" for name in added]
+    # What SingleTaskGP has comes first: the network then learns what a plain kernel leaves.
     if anew:
         fit_mll(mll, "lbfgs", steps=_ANEW, freeze=frozen, progress=False)
     if added:
@@ -180,10 +183,10 @@ def _make(surrogate: str, x: Tensor, y: Tensor, seed: int) -> torch.nn.Module:
 def _added_by_features(model: torch.nn.Module) -> tuple[str, ...]:
     """Prefixes of the parameters that a deep kernel has beside those of ``SingleTaskGP``."""
     return tuple(
-        f"{name}.{part}"
+        f"{name}.{submodule}"
         for name, module in model.named_modules()
         if isinstance(module, DeepKernel)
-        for part in ("feature_extractor", "base_kernel.kernels.1")
+        for submodule in ("feature_extractor", "base_kernel.kernels.1")
     )
 
 

@@ -40,6 +40,7 @@ def labelled(done: pandas.DataFrame) -> pandas.DataFrame:
     if done["steps"].dropna().nunique() > 1:
         stepped = done["steps"].notna()
         labels[stepped] += done["steps"][stepped].map(lambda steps: f" steps={int(steps)}")
+    # Regrets differ by orders of magnitude: means and pairs are of their logarithms.
     logs = {
         f"log_{name}": numpy.log10(done[name].clip(lower=LEAST_REGRET).astype(float))
         for name in REGRETS
@@ -164,6 +165,7 @@ def _draw_panel(axes: Axes, cells: pandas.DataFrame, regret: str, styles: Styles
 
 def _curves(cells: pandas.DataFrame, regret: str) -> tuple[Any, Any]:
     """Numbers of evaluations and logarithms of the regret, a row a seed, of the longest runs."""
+    # Curves of runs of several lengths would not be means over the same seeds.
     cells = cells[cells["iterations"] == cells["iterations"].max()]
     values = numpy.array(cells[f"{regret}_at"].tolist(), dtype=float)
     logs = numpy.log10(values.clip(min=LEAST_REGRET)) if len(values) else values

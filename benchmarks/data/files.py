@@ -69,6 +69,7 @@ def data_files() -> dict[str, tuple[DataFile, ...]]:
 
 def data_folder() -> Path:
     """The folder that ``$GPCLML_DATA`` names, else ``gpclml`` in the user's cache."""
+    # Read at each call: a runner sets the variable around its cells.
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named).expanduser()
@@ -94,14 +95,16 @@ def fetch(name: str) -> list[Path]:
 def _fetched(file: DataFile) -> Path:
     path = file.path
     if path.is_file():
+        # A file that the user made, without a public original, has no checksum.
         if file.checksum:
             algorithm = file.checksum.partition(":")[0]
+            # Hashed at each load: a data set that changed under a name would change results.
             with path.open("rb") as content:
-                found = f"{algorithm}:{hashlib.file_digest(content, algorithm).hexdigest()}"
-            if found != file.checksum:
+                checksum = f"{algorithm}:{hashlib.file_digest(content, algorithm).hexdigest()}"
+            if checksum != file.checksum:
                 raise DataError(
-                    f"{path}: corrupt or another version. Expected {file.checksum}, found {found}. "
-                    "Put a whole copy there, or remove it."
+                    f"{path}: corrupt or another version. Expected {file.checksum}, found "
+                    f"{checksum}. Put a whole copy there, or remove it."
                 )
         return path
     if not file.address:

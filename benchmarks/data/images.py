@@ -149,6 +149,7 @@ def _read_emnist(paths: list[Path]) -> LabelledImages:
 def _idx(body: bytes) -> Tensor:
     """An array of unsigned bytes in the idx format: its sizes are big-endian 32-bit integers."""
     body = gzip.decompress(body)
+    # The fourth byte is the number of dimensions.
     start = 4 + 4 * body[3]
     shape = struct.unpack(f">{body[3]}I", body[4:start])
     return torch.tensor(np.frombuffer(body, np.uint8, offset=start).reshape(shape))
@@ -165,8 +166,9 @@ def _read_omniglot(paths: list[Path]) -> LabelledImages:
                     small = image.convert("L").resize(
                         (_CHARACTER, _CHARACTER), Image.Resampling.LANCZOS
                     )
-                of_character = drawings.setdefault((alphabet, character), {})
-                of_character[drawing] = 255 - np.asarray(small)[..., None]
+                # The small archives share some drawings: a name is read once.
+                drawn_before = drawings.setdefault((alphabet, character), {})
+                drawn_before[drawing] = 255 - np.asarray(small)[..., None]
     return _joined({key: (key[0], list(drawn.values())) for key, drawn in drawings.items()})
 
 
@@ -175,6 +177,7 @@ def _read_cub(paths: list[Path]) -> LabelledImages:
     birds: dict[str, list[np.ndarray]] = {}
     for name, body in _archived(paths[0], ".jpg"):
         birds.setdefault(PurePosixPath(name).parts[-2], []).append(_photograph(body))
+    # As Chen et al. (2019): every second species trains, the others take turns.
     groups = cycle(("train", "validation", "train", "test"))
     return _joined({species: (next(groups), birds[species]) for species in sorted(birds)})
 

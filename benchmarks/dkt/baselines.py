@@ -66,6 +66,7 @@ class PrototypicalNetwork(Baseline):
     def log_probabilities(self, episodes: Episodes) -> Tensor:
         """As in the base class."""
         support, query = self.features(episodes)
+        # Sums over the members of each class by one product.
         members = one_hot(episodes.support_y, episodes.ways).to(support).mT  # (tasks, ways, s)
         prototypes = members @ support / members.sum(-1, keepdim=True)
         distances = (query.unsqueeze(-2) - prototypes.unsqueeze(-3)).square().sum(-1)
@@ -84,6 +85,7 @@ class MatchingNetwork(Baseline):
         support, query = (normalize(x, dim=-1) for x in self.features(episodes))
         attention = log_softmax(_SHARPNESS * query @ support.mT, dim=-1)  # (tasks, q, s)
         members = one_hot(episodes.support_y, episodes.ways).bool().mT  # (tasks, ways, s)
+        # Support points of other classes have no weight: minus infinity before the sum.
         outside = ~members.unsqueeze(-3)
         return attention.unsqueeze(-2).masked_fill(outside, -torch.inf).logsumexp(-1)
 
@@ -141,6 +143,7 @@ class FirstOrderMAML(Baseline):
         for x, y, new_x in zip(
             episodes.support_x, episodes.support_y, episodes.query_x, strict=True
         ):
+            # First order: each inner step is cut from the graph of the one before.
             fast = {name: p.detach().requires_grad_() for name, p in start.items()}
             with torch.enable_grad():
                 for _ in range(_INNER_STEPS):
@@ -163,6 +166,7 @@ class FirstOrderMAML(Baseline):
         }  # fmt: skip
         # Copies of running statistics take the updates of the pass.
         network |= {name: buffer.clone() for name, buffer in self.backbone.named_buffers()}
+        # Batch normalization by the points at hand needs train mode, also in evaluation.
         mode = self.backbone.training
         features = functional_call(self.backbone.train(), network, x)
         self.backbone.train(mode)
@@ -186,6 +190,7 @@ def fit_linear_layers(features: Tensor, labels: Tensor, ways: int) -> tuple[Tens
     """
     features = features.detach()
     tasks, _, width = features.shape
+    # All tasks at once: their losses are summed and do not meet.
     weight = features.new_zeros(tasks, ways, width, requires_grad=True)
     bias = features.new_zeros(tasks, 1, ways, requires_grad=True)
     optimizer = torch.optim.SGD(

@@ -65,6 +65,7 @@ class ClassifiedImages(NumberedTasks):
     """
 
     def __init__(self, tasks: ImageTasks) -> None:
+        # Each quarter turn is a class, as in the tasks that the others learn from.
         turns = tasks.num_classes // len(tasks.labels.unique())
         self.images = torch.cat([torch.rot90(tasks.images, k, (-2, -1)) for k in range(turns)])
         _, places = tasks.labels.unique(return_inverse=True)
@@ -112,6 +113,7 @@ def run_together(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
     first = cells[0]
     if first["kernel"] == BASELINE:
         return [_baseline(cell) for cell in cells]
+    # One training serves all targets: they differ in what is tested on alone.
     start, sources = time.perf_counter(), sources_on_device(first)
     model, best = _trained(first, sources)
     done = {"train_seconds": time.perf_counter() - start, "best_step": float(best)}
@@ -175,6 +177,7 @@ def train_baseline(
     each, steps = cell["tasks_per_step"], cell["steps"]
     for step in range(1, steps + 1):
         optimizer.zero_grad()
+        # Tasks are numbered, so that any two methods see the same ones.
         numbers = range((step - 1) * each, step * each)
         loss = model.train().loss(tasks.draw(numbers)).mean()
         if not loss.isfinite():
@@ -187,6 +190,7 @@ def train_baseline(
             if validation is not None:
                 gain = evaluate_baseline(model, validation, VALIDATION_TASKS).gain
                 score = float(gain.mean())
+            # Strictly better: of equal looks the first is kept.
             if score > best or validation is None:
                 best, kept, state = score, step, copy.deepcopy(model.state_dict())
     model.load_state_dict(state)
@@ -235,8 +239,8 @@ def sources_on_device(cell: Mapping[str, Any]) -> Sources:
     """The tasks of a cell, whose images are on its device."""
     study = study_named(cell["study"])
     sources = study.sources(cell["shots"], cell["seed"], *study.ways_of(cell))
-    moved = (cast(NumberedTasks, one) and cast(NumberedTasks, one).to(cell["device"])
-             for one in (sources.train, sources.validation, sources.test))  # fmt: skip
+    moved = (cast(NumberedTasks, tasks) and cast(NumberedTasks, tasks).to(cell["device"])
+             for tasks in (sources.train, sources.validation, sources.test))  # fmt: skip
     return Sources(*moved)  # pyright: ignore[reportArgumentType]
 
 
@@ -261,6 +265,7 @@ def nearest_neighbour_accuracy(episodes: Episodes) -> Tensor:
         One a task, ``(tasks,)``.
     """
     support, query = episodes.support_x.flatten(2).double(), episodes.query_x.flatten(2).double()
+    # In double precision: distances of images are sums of hundreds of squares.
     nearest = torch.cdist(query, support).argmin(-1)
     guess = episodes.support_y.gather(-1, nearest)
     return (guess == episodes.query_y).double().mean(-1)

@@ -43,6 +43,7 @@ class _OfAClass(ExactGP):
     def __init__(self, kernel: Kernel) -> None:
         likelihood = GaussianLikelihood()
         likelihood.initialize(noise=_NOISE)
+        # Their code keeps the noise at .1.
         likelihood.raw_noise.requires_grad_(False)
         super().__init__(torch.ones(1, _FEATURES), torch.ones(1), likelihood)
         self.mean_module, self.covar_module = ConstantMean(), kernel
@@ -97,7 +98,7 @@ class ClassModels(torch.nn.Module):
         """The class of the largest predictive mean of each image."""
         features = self.features(images)
         predicted = self.likelihood(*self.gps(*[features] * len(self._members)))
-        return torch.stack([one.mean for one in predicted]).argmax(0)
+        return torch.stack([distribution.mean for distribution in predicted]).argmax(0)
 
     def _learn_from(self, images: Tensor, labels: Tensor) -> None:
         features = self.features(images)
@@ -113,10 +114,11 @@ def train_class_models(model: ClassModels, tasks: Tasks, steps: int) -> None:
     """
     model.train()
     for step in range(steps):
+        # Their code makes Adam anew each epoch, which forgets its moments.
         if step % _STEPS_OF_AN_OPTIMIZER == 0:
             groups = [(model.gps, 1e-4), (model.network, 1e-3)]
-            of_groups = [{"params": list(part.parameters()), "lr": lr} for part, lr in groups]
-            optimizer = torch.optim.Adam(of_groups)
+            rates = [{"params": list(module.parameters()), "lr": lr} for module, lr in groups]
+            optimizer = torch.optim.Adam(rates)
         optimizer.zero_grad()
         model.loss(tasks.draw([step])).backward()
         optimizer.step()
@@ -136,6 +138,7 @@ def _accuracy(model: ClassModels, tasks: Tasks, count: int) -> float:
 def _network(seed: int) -> torch.nn.Module:
     """The layers of Conv4 one after the other, channels first, from the published start."""
     torch.manual_seed(seed)
+    # Their network and start; ours has the same layers in another memory format.
     network = torch.nn.Sequential(*itertools.chain(*cast(Any, Conv4().blocks)), torch.nn.Flatten())
     network = network.to(memory_format=torch.contiguous_format)
     for layer in network.modules():

@@ -32,6 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+# Archives take seconds to read, and each cell asks for them again.
 @functools.lru_cache(maxsize=8)
 def _loaded(name: str, folder: str) -> LabelledImages:
     return read_images(name)
@@ -67,18 +68,18 @@ class Sources:
     test: Tasks
 
 
-def part_of_omniglot(part: str) -> Load:
+def part_of_omniglot(subset: str) -> Load:
     """Loads alphabets of the small Omniglot archives.
 
     Args:
-        part: ``"train"``, ``"validation"`` or ``"test"``: five, one and two alphabets.
+        subset: ``"train"``, ``"validation"`` or ``"test"``: five, one and two alphabets.
     """
 
     def load() -> LabelledImages:
         data = load_images("omniglot-small")
         held_out = {"validation": _VALIDATION, "test": _TEST}
-        rest = [one for one in data.groups if one not in (*_VALIDATION, *_TEST)]
-        return data.of_groups(held_out.get(part, rest))
+        others = [group for group in data.groups if group not in (*_VALIDATION, *_TEST)]
+        return data.of_groups(held_out.get(subset, others))
 
     return load
 
@@ -96,9 +97,9 @@ def pictures(train: Load, validation: Load, test: Load, turned: bool = False) ->
     def make(shots: int, seed: int, ways: int = 5) -> Sources:
         return Sources(*(
             _image_tasks(
-                load(), shots, 3 * seed + place, ways=ways, rotations=turned and place == 0
+                load(), shots, 3 * seed + index, ways=ways, rotations=turned and index == 0
             )
-            for place, load in enumerate((train, validation, test))
+            for index, load in enumerate((train, validation, test))
         ))  # fmt: skip
 
     return make
@@ -107,8 +108,8 @@ def pictures(train: Load, validation: Load, test: Load, turned: bool = False) ->
 def rotation(shots: int, seed: int) -> Sources:
     """Angles of turned characters of the part of Omniglot."""
     train, validation, test = (
-        RotationTasks(part_of_omniglot(part)().images, shots, seed=3 * seed + place)
-        for place, part in enumerate(("train", "validation", "test"))
+        RotationTasks(part_of_omniglot(subset)().images, shots, seed=3 * seed + index)
+        for index, subset in enumerate(("train", "validation", "test"))
     )
     return Sources(train, validation, test)
 
@@ -118,8 +119,8 @@ def periodic(out_of_range: bool) -> Make:
 
     def make(shots: int, seed: int) -> Sources:
         train, validation, test = (
-            PeriodicTasks(shots, 50, out_of_range=beyond, seed=3 * seed + place)
-            for place, beyond in enumerate((False, False, out_of_range))
+            PeriodicTasks(shots, 50, out_of_range=beyond, seed=3 * seed + index)
+            for index, beyond in enumerate((False, False, out_of_range))
         )
         return Sources(train, validation, test)
 
@@ -135,9 +136,10 @@ def head_poses(out_of_range: bool) -> Make:
     """
 
     def make(shots: int, seed: int) -> Sources:
+        # No person is in training and test.
         everyone = load_head_poses()
-        rows = [place for place, one in enumerate(everyone.people) if one not in _TEST_PEOPLE]
-        tested = [place for place, one in enumerate(everyone.people) if one in _TEST_PEOPLE]
+        rows = [index for index, group in enumerate(everyone.people) if group not in _TEST_PEOPLE]
+        tested = [index for index, group in enumerate(everyone.people) if group in _TEST_PEOPLE]
         yaws = _TRAIN_YAWS if out_of_range else 19
         return Sources(
             train=HeadPoseTasks(everyone.images[rows], shots, yaws=yaws, seed=3 * seed),
@@ -152,13 +154,14 @@ def head_poses(out_of_range: bool) -> Make:
 
 def digits(shots: int, seed: int, ways: int = 3) -> Sources:
     """Tasks of scikit-learn's digits, with mirror images of digits of training for validation."""
+    # Six digits to learn from are few; their turns make 24 classes.
     data = load_images("digits")
 
-    def tasks(low: int, high: int, place: int, mirrored: bool = False) -> ImageTasks:
+    def tasks(low: int, high: int, index: int, mirrored: bool = False) -> ImageTasks:
         rows = (data.labels >= low) & (data.labels < high)
         images = data.images[rows].flip(-1) if mirrored else data.images[rows]
         some = replace(data, images=images, labels=data.labels[rows])
-        return _image_tasks(some, shots, 3 * seed + place, ways=ways, rotations=place < 2)
+        return _image_tasks(some, shots, 3 * seed + index, ways=ways, rotations=index < 2)
 
     # Training turns its digits and does not mirror them, so mirror images are new to it.
     return Sources(tasks(0, 6, 0), tasks(2, 6, 1, mirrored=True), tasks(6, 10, 2))
@@ -221,11 +224,12 @@ def _omniglot(name: str, chosen_by: bool | None = None) -> LabelledImages:
     data = load_images(name)
     if chosen_by is None:
         return data
-    return data.of_groups([one for one in data.groups if (one in _CHOSEN_BY) == chosen_by])
+    return data.of_groups([group for group in data.groups if (group in _CHOSEN_BY) == chosen_by])
 
 
 def _emnist(to_choose_by: bool) -> LabelledImages:
     data = load_images("emnist")
+    # Every other class validates, as a source of its own would cost another data set.
     rows = (data.labels % 2 == 0) == to_choose_by
     return LabelledImages(data.images[rows], data.labels[rows])
 
@@ -233,24 +237,24 @@ def _emnist(to_choose_by: bool) -> LabelledImages:
 def _photographs(train: str, test: str) -> FewShotStudy:
     """Photographs of 84 x 84 of one set to learn from, of another or the same to test on."""
 
-    def part(name: str, group: str) -> LabelledImages:
+    def subset(name: str, group: str) -> LabelledImages:
         return load_images(name).of_groups([group])
 
     names = {"cub": "CUB-200-2011, species of birds", "mini-imagenet": "miniImageNet"}
     # All of a set is learned from where another one is tested on.
-    learn = partial(load_images, train) if train != test else partial(part, train, "train")
+    learn = partial(load_images, train) if train != test else partial(subset, train, "train")
     other = f"its classes of validation to choose by, its test classes to test on, of {names[test]}"
     return FewShotStudy(
         f"{names[train]}: all classes to learn from; {other}, 5-way by default" if train != test
         else f"{names[train]}: 64 or 100 classes to learn from, others to choose by and to test "
         "on, 5-way by default",
         f"{train}-all" if train != test else train,
-        pictures(learn, partial(part, test, "validation"), partial(part, test, "test")),
+        pictures(learn, partial(subset, test, "validation"), partial(subset, test, "test")),
         partial(Conv4, channels=3), 1600, (1, 5), True,
     )  # fmt: skip
 
 
-def _part(about: str, test: Callable[[], LabelledImages]) -> FewShotStudy:
+def _omniglot_part(about: str, test: Callable[[], LabelledImages]) -> FewShotStudy:
     return FewShotStudy(
         f"part of Omniglot (8 alphabets): 5 to learn from, Latin to choose by, {about}, 5-way by "
         "default",
@@ -282,14 +286,14 @@ STUDIES: Mapping[str, FewShotStudy] = MappingProxyType(
             ),
             Conv4, 64, (1, 5), True,
         ),
-        "omniglot-part": _part(
+        "omniglot-part": _omniglot_part(
             "Sanskrit and Tagalog to test on", part_of_omniglot("test"),
         ),
-        "omniglot-part-to-cyrillic": _part(
+        "omniglot-part-to-cyrillic": _omniglot_part(
             "42 handwritten Cyrillic letters of another data set to test on",
             partial(load_images, "cyrillic"),
         ),
-        "omniglot-part-to-mnist": _part(
+        "omniglot-part-to-mnist": _omniglot_part(
             "MNIST's test digits to test on",
             partial(load_images, "mnist-test"),
         ),

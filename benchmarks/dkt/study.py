@@ -58,7 +58,7 @@ _ABOUT_DIFFERENCES = (
 
 def sections(done: pandas.DataFrame) -> Iterator[str]:
     """The sections of the report."""
-    done = _with_ways(done.assign(objective=done["objective"].fillna("-")))
+    done = _name_ways(done.assign(objective=done["objective"].fillna("-")))
     for name in sorted(set(done["study"])):
         yield f"- `{name}`: {STUDIES[name].about}."
     yield section("Results", _ABOUT, table(_results(done)))
@@ -73,6 +73,7 @@ def _results(done: pandas.DataFrame) -> pandas.DataFrame:
         if name in done:
             columns[title] = done.groupby(keys)[name].agg(_mean, factor, digits)
         if name in done and name in ("accuracy", "mse"):
+            # Intervals of seeds are combined as of independent tasks.
             halves = done.assign(half=factor * done["interval"].where(done[name].notna()))
             columns[f"95% over tasks ({name})"] = halves.groupby(keys)["half"].agg(
                 _interval, digits
@@ -83,11 +84,13 @@ def _results(done: pandas.DataFrame) -> pandas.DataFrame:
     return pandas.DataFrame(columns).fillna("-")
 
 
-def _with_ways(done: pandas.DataFrame) -> pandas.DataFrame:
+def _name_ways(done: pandas.DataFrame) -> pandas.DataFrame:
     """With numbers of ways as text, ``-`` for the study's own."""
     if "ways" not in done:
         return done
-    ways = ["-" if pandas.isna(one) or one == "-" else str(int(one)) for one in done["ways"]]
+    ways = [
+        "-" if pandas.isna(value) or value == "-" else str(int(value)) for value in done["ways"]
+    ]
     return done.assign(ways=ways)
 
 
@@ -121,7 +124,7 @@ def paired_differences(
         A row for each study, number of ways and shots, kernel and objective, with means and half
         their 95% intervals over seeds.
     """
-    done = _with_ways(done.assign(objective=done["objective"].fillna("-")))
+    done = _name_ways(done.assign(objective=done["objective"].fillna("-")))
     keys, metrics = _keys(done), [name for name in ("accuracy", "mse", "nll") if name in done]
     same = [*(name for name in keys if name != of), "seed"]
     bases = done[done[of] == base].set_index(same)[metrics].add_suffix("_base")
@@ -195,6 +198,7 @@ def make_grid(
         seeds=seeds, steps=steps, tasks_per_step=tasks_per_step, test_tasks=test_tasks, lr=lr
     )
     check_device(device)
+    # One task of each is drawn before anything runs: missing data are told at once.
     pairs = [(name, k) for name in study for k in shots or study_named(name).shots]
     for name, k in pairs:
         _check_study(name, kernels, ways)
@@ -210,6 +214,7 @@ def make_grid(
             "tasks_per_step": tasks_per_step if trained else None, "lr": lr if trained else None,
             "test_tasks": test_tasks, "device": device,
         }  # fmt: skip
+        # Left out where it is the study's own, so that older results keep their keys.
         if ways is not None:
             cell["ways"] = ways
         cells.append(cell)
@@ -218,7 +223,7 @@ def make_grid(
 
 def _check_study(name: str, kernels: tuple[str, ...], ways: int | None) -> None:
     """Raises where a study of functions is asked for what only classes have."""
-    unfit = [one for one in kernels if one in BASELINES]
+    unfit = [value for value in kernels if value in BASELINES]
     if study_named(name).classes:
         return
     if unfit:

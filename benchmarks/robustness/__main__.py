@@ -7,18 +7,16 @@ from typing import Annotated
 
 import pandas as pd
 import typer
-from tqdm import tqdm
 from typer import Option
 
 from benchmarks._tables import command_lines
 from benchmarks.robustness import accuracy as exactness
 from benchmarks.robustness import objectives as hard
-from benchmarks.robustness import solver as systems
 from benchmarks.robustness.problems import draw_duplicates
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True,
-    help="What objectives, solvers and arguments do where they are hard.",
+    help="What objectives and arguments do where they are hard.",
 )  # fmt: skip
 
 Seed = Annotated[int, Option(min=0, max=2**40, help="Seed of the problems.")]
@@ -66,21 +64,6 @@ def fuzz(
     if len(table):
         print("\nErrors that do not say what is wrong: the smallest call of each callable.\n")
         print(table.to_string(index=False))
-    _write(results, csv)
-
-
-@app.command()
-def solver(
-    problems: Annotated[int, Option(min=1, help="Number of systems.")] = 1000,
-    most: Annotated[int, Option(min=20, help="Largest number of points.")] = 1500,
-    seed: Seed = 0,
-    csv: Csv = None,
-) -> None:
-    """Whether conjugate gradients end, and whether their error bounds are true."""
-    rows = tqdm(systems.run_solver(problems, seed, most), total=problems, desc="systems")
-    results = pd.DataFrame(rows)
-    _print_header()
-    print(systems.summarize_solver(results).T.to_string(header=False))
     _write(results, csv)
 
 

@@ -43,6 +43,7 @@ def cholesky(matrix: Array) -> Array | None:
     """The lower factor of a symmetric matrix; None where a pivot is not positive."""
     factor = matrix.copy()
     n = len(factor)
+    # Blocks keep the outer products, in plain NumPy, in cache.
     for start in range(0, n, _BLOCK):
         stop = min(n, start + _BLOCK)
         for j in range(start, stop):
@@ -52,8 +53,9 @@ def cholesky(matrix: Array) -> Array | None:
             factor[j + 1 :, j] /= factor[j, j]
             column = factor[j + 1 : stop, j]
             factor[j + 1 :, j + 1 : stop] -= np.outer(factor[j + 1 :, j], column)
-        rest = factor[stop:, start:stop]
-        factor[stop:, stop:] -= rest @ rest.T
+        # The trailing matrix is updated once a block, by one product.
+        below = factor[stop:, start:stop]
+        factor[stop:, stop:] -= below @ below.T
     return np.tril(factor)
 
 
@@ -146,7 +148,9 @@ def _reference(problem: HardProblem, noise: float) -> tuple[float, np.ndarray]:
     named = dict(_model(problem, noise, torch.float32).named_parameters())
     d, n = problem.x.shape[-1], len(problem.x)
     raw_scale, raw_output, raw_noise, mean = (extended(named[p]).sum() for p in _PARAMETERS)
+    # All features share one lengthscale here; the sum over them is d times it.
     raw_scale /= d
+    # softplus, as GPyTorch transforms raw parameters, in extended precision.
     scale, outputscale = np.logaddexp(0, raw_scale), np.logaddexp(0, raw_output)
     variance = np.logaddexp(0, raw_noise) + np.longdouble(np.float32(1e-4))
     x = extended(problem.x)
@@ -160,6 +164,7 @@ def _reference(problem: HardProblem, noise: float) -> tuple[float, np.ndarray]:
     a = inverse @ residual
     log_det = 2 * np.log(np.diag(factor)).sum()
     value = -(residual @ a + log_det + n * np.log(2 * np.longdouble(np.pi))) / 2 / n
+    # Gradient with respect to K of twice the log density (Rasmussen and Williams, Eq. 5.9).
     middle = np.outer(a, a) - inverse
     slope = [1 / (1 + np.exp(-r)) for r in (raw_scale, raw_output, raw_noise)]
     gradient = [

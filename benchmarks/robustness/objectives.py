@@ -94,6 +94,7 @@ def _defaults_of_gpytorch() -> Iterator[None]:
 
 def evaluate(method: str, problem: HardProblem, dtype: torch.dtype) -> Evaluation:
     """Value and gradient of one objective on one problem; whatever is raised is recorded."""
+    # Built in float32 and then cast: both types have the very same numbers.
     model = problem.model(dtype)
     mll = METHODS[method](model.likelihood, model)
     value, gradient, error = math.nan, None, ""
@@ -102,6 +103,7 @@ def evaluate(method: str, problem: HardProblem, dtype: torch.dtype) -> Evaluatio
         try:
             output = mll(model(*model.train_inputs), model.train_targets)
             output.backward()
+        # Not only NotPSDError: whatever a user would see counts.
         except Exception as raised:  # any failure at all is what is being counted
             error = f"{type(raised).__name__}: {raised}"
         else:
@@ -111,8 +113,8 @@ def evaluate(method: str, problem: HardProblem, dtype: torch.dtype) -> Evaluatio
 
 
 def _gradient(model: torch.nn.Module) -> Tensor:
-    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-    return torch.cat([part.flatten() for part in parts]).double()
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return torch.cat([gradient.flatten() for gradient in gradients]).double()
 
 
 def run(
@@ -163,13 +165,14 @@ def _outcome(method: str, problem: HardProblem) -> dict:
 
 
 def _relative_errors(single: Evaluation, double: Evaluation) -> tuple[float, float]:
+    # With jitter float64 is of another matrix, and no reference.
     if not (single.succeeded and double.succeeded) or double.jittered:
         return math.nan, math.nan
     assert single.gradient is not None
     assert double.gradient is not None
     difference = float((single.gradient - double.gradient).norm())
-    of_gradient = difference / max(float(double.gradient.norm()), 1.0)
-    return _relative(single.value, double.value), of_gradient
+    gradient_error = difference / max(float(double.gradient.norm()), 1.0)
+    return _relative(single.value, double.value), gradient_error
 
 
 def _relative(value: float, reference: float) -> float:
@@ -181,6 +184,7 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
 
     ``failed``: raised, or not finite, in float32 where float64 succeeded.
     """
+    # A failure counts where float64 shows that there is a value.
     ok = ~(results["raised"] | results["nonfinite_value"] | results["nonfinite_gradient"])
     results = results.assign(failed=results["succeeded64"] & ~ok, failed64=~results["succeeded64"])
     groups = results.groupby("method", sort=False)

@@ -86,12 +86,14 @@ def draw_problem(seed: int, index: int) -> HardProblem:
     n = int(_log_uniform(2, 201, uniform(1)))
     d = 1 + int(8 * uniform(1))
     kernel = list(KERNELS)[int(len(KERNELS) * uniform(1))]
+    # At least one copy: singular without the noise.
     num_duplicates = min(int(0.9 * float(uniform(1)) * n) + 1, n - 1)
     originals = normal(n - num_duplicates, d)
+    # Copies of random rows, which a permutation then hides.
     copies = (len(originals) * uniform(num_duplicates)).long()
     x = torch.cat([originals, originals[copies]])[torch.randperm(n, generator=generator)]
-    own = bool(uniform(1) < 0.5)
-    lengthscale = _log_uniform(1e-3, 1e3, uniform(d if own else 1)).expand(d)
+    one_each = bool(uniform(1) < 0.5)
+    lengthscale = _log_uniform(1e-3, 1e3, uniform(d if one_each else 1)).expand(d)
     return HardProblem(
         index=index,
         kernel=kernel,
@@ -132,6 +134,7 @@ def draw_duplicates(seed: int, index: int) -> HardProblem:
     x = normal(n - copies, d)
     picked = torch.randint(len(x), (copies,), generator=generator)
     x = torch.cat([x, x[picked]])[torch.randperm(n, generator=generator)]
+    # The kernel is up to 1e10 times its noise, beyond what float32 resolves.
     lengthscale, outputscale = 0.05 * 200 ** uniform(), 1e2 * 1e4 ** uniform()
     waves = normal(d, 10) * 0.1 * 30 ** uniform()
     y = (x @ waves + 2 * math.pi * normal(10)).cos().sum(-1) + 0.1 * normal(n)

@@ -31,6 +31,7 @@ def function_name(function: Callable) -> str:
     qualname = getattr(function, "__qualname__", None)
     if module and qualname and module != "__main__" and "<" not in qualname:
         with contextlib.suppress(ImportError, AttributeError):
+            # What a name finds may be another function, as after a decorator.
             if attrgetter(qualname)(importlib.import_module(module)) is function:
                 return f"{module}:{qualname}"
     raise ArgumentError(
@@ -63,6 +64,7 @@ def code_version(function: Callable, sources: Iterable[str] = ()) -> str:
         files |= _files_of_module(source)
     total = hashlib.sha256(name.encode())
     for label, path in sorted(files.items()):
+        # A checkout on Windows has other line ends and the same code.
         data = path.read_bytes().replace(b"\r\n", b"\n")
         data = _statements(data) if path.suffix == ".py" else data
         total.update(hashlib.sha256(label.encode()).digest() + hashlib.sha256(data).digest())
@@ -111,11 +113,12 @@ def _own_versions(function: Callable, sources: tuple[str, ...]) -> dict[str, str
 @functools.lru_cache(maxsize=2000)
 def _statements(source: bytes) -> bytes:
     """The statements of a Python file without its docstrings."""
+    # By the syntax tree: comments and layout are not in it.
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            node.body = [one for one in body if not _is_string(one)]  # pyright: ignore
+            node.body = [statement for statement in body if not _is_string(statement)]  # pyright: ignore
     return ast.dump(tree).encode()
 
 

@@ -153,6 +153,7 @@ def run_grid(
     sources = tuple(sources)
     if batches is not None:
         sources = (*sources, function_name(batches.function).partition(":")[0])
+    # Before anything is opened: an argument that cannot be used leaves no file.
     version, packages = code_version(function, sources), package_versions()
     plan = plan_cells(cells, version)
     check = partial(check_code, function, sources, {"code": version, **packages})
@@ -182,6 +183,7 @@ def run_grid(
         losses = 0
         try:
             while waiting:
+                # After a loss what is left is grouped again.
                 groups = group_cells(waiting.values(), batches)
                 try:
                     for rows in map_tasks(work, groups):
@@ -233,6 +235,7 @@ def group_cells(cells: Iterable[Cell], batches: Batches | None) -> list[list[Cel
         if batches is not None:
             configuration = json.loads(cell.configuration)
             kind = batches.label(configuration), batches.size(configuration)
+        # A label's group is full, or there is none: the next one starts.
         if len(unfilled.get(kind, ())) in (0, kind[1]):
             groups.append([])
             unfilled[kind] = groups[-1]
@@ -266,6 +269,7 @@ def _compute(
 ) -> list[Row]:
     """Rows of what came of cells, in any process; those of a batch that fails one by one."""
     if check is not None:
+        # Workers may join a cluster after the driver looked at it.
         check()
     keep_freed_memory()
     configurations = [json.loads(cell.configuration) for cell in cells]
@@ -284,9 +288,11 @@ def _compute(
                 text = f"A batch of {len(cells)} cells failed and is computed cell by cell"
                 print(f"{text}: {type(error).__name__}: {error}", file=sys.stderr)
                 pairs = None
+    # Alone, each cell tells its own error, and the others have results.
     if pairs is None:
         alone = (_compute(function, None, environment, None, [cell]) for cell in cells)
         return [row for rows in alone for row in rows]
+    # A batch has one clock: its cells have equal shares.
     share = (time.perf_counter() - start) / len(cells)
     return [make_row(cell, answer, share) for cell, answer in pairs]
 

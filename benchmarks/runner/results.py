@@ -80,6 +80,7 @@ class ResultsStore:
             for row in rows:
                 text = json.dumps(self._about | row | {"finished_at": time.time()})
                 entries = row["key"], "done" if "metrics" in row else "failed", text
+                # A retried cell takes the place of its failure.
                 self._connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", entries)
 
 
@@ -174,6 +175,7 @@ def _read(path: str | os.PathLike) -> tuple[list[Row], list[tuple[str, str, str]
         texts = connection.execute("SELECT row FROM results").fetchall()
         commands = connection.execute("SELECT * FROM commands ORDER BY rowid").fetchall()
     rows = sorted((json.loads(text) for (text,) in texts), key=lambda row: row["finished_at"])
+    # Rows are in the order of writing, so that the last one decides.
     latest = {row["function"]: row["code_version"] for row in rows}
     return [row for row in rows if row["code_version"] == latest[row["function"]]], commands
 

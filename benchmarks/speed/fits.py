@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 import warnings
 from collections.abc import Callable
@@ -28,12 +27,7 @@ from torch.distributions import Normal
 from benchmarks._process import keep_freed_memory
 from benchmarks.bo.surrogates import initial_points, make_problem
 from benchmarks.data import load, names
-from benchmarks.speed.steps import (
-    jax_log_density,
-    jax_value_and_gradient,
-    missing_peers,
-    sampled_data,
-)
+from benchmarks.speed.steps import sampled_data
 from benchmarks.speed.timing import Row, timed, wait_for
 from gpclml import StackedGP
 from gpclml.conditioning import Conditioning, KFold, LastPoints, LeaveOneOut
@@ -76,13 +70,11 @@ def measure_searches(
     """Fits of BoTorch's ``SingleTaskGP`` with its default priors, on the same data from its start.
 
     Fits of the log marginal likelihood by BoTorch, with its own optimizer and with ours, by
-    ``fit_mll`` (of GPyTorch's objective and of ours) and by a function compiled by JAX, if it is
-    installed, of the hyperparameters and of their logarithms, which ``fit_mll`` searches, written
-    here or by tinygp, if that is installed; of leave-one-out and of ten folds by ``fit_mll``; and
-    by scikit-learn's ``GaussianProcessRegressor``, whose model is the same without the priors and
-    which searches logarithms too. All search by SciPy's L-BFGS-B; of several outputs BoTorch
-    searches for each on its own, evaluated together. Other libraries and the stack are left out
-    of several outputs, and on a GPU. Of ``StackedGP`` all is counted: its six models, calibration
+    ``fit_mll`` (of GPyTorch's objective and of ours); of leave-one-out and of ten folds by
+    ``fit_mll``; and by scikit-learn's ``GaussianProcessRegressor``, whose model is the same without
+    the priors. All search by SciPy's L-BFGS-B; of several outputs BoTorch searches for each on its
+    own, evaluated together. scikit-learn and the stack are left out of several outputs, and on a
+    GPU. Of ``StackedGP`` all is counted: its six models, calibration
     and weights.
 
     Args:
@@ -100,12 +92,9 @@ def measure_searches(
         difference of a noise variance or a lengthscale.
     """
     data = search_data(n, dimensions, seed, device, outputs)
-    others = ("jax", "tinygp", "scikit-learn", "StackedGP")
-    left_out = missing_peers() + others * (outputs > 1 or device != "cpu")
+    left_out = ("scikit-learn", "StackedGP") if outputs > 1 or device != "cpu" else ("-",)
     known = {**SEARCHES, SEARCH_BASE: _botorch_fit(**(_TO_THE_END if exact else {}))}
-    prepared = {
-        name: way(data) for name, way in known.items() if not name.startswith(left_out or "-")
-    }
+    prepared = {name: way(data) for name, way in known.items() if not name.startswith(left_out)}
     ends: dict[str, End] = {}
 
     def fit(name: str) -> None:
@@ -115,6 +104,7 @@ def measure_searches(
 
     steps = {name: partial(fit, name) for name in prepared}
     rows = timed(steps, device, seconds, base=SEARCH_BASE)
+    # Ends are computed after the rounds, so that no time has them.
     values = {name: end() for name, end in ends.items()}
     base = values.get(SEARCH_BASE, np.array([np.nan]))
     for row in rows:
@@ -196,61 +186,6 @@ def _sklearn_fit(data: Data) -> Callable[[], Callable[[], End]]:
     return lambda: fit
 
 
-def _jax_fit(
-    data: Data, logarithms: bool = False, tinygp: bool = False
-) -> Callable[[], Callable[[], End]]:
-    """The model's log marginal likelihood, here or by tinygp, and priors, compiled by JAX."""
-    jnp = cast(Any, importlib.import_module("jax.numpy"))
-    from scipy.optimize import minimize
-
-    log_density = jax_log_density(data[0].numpy(), data[1].numpy()[:, 0], tinygp)
-    n = len(data[1])
-    model = SingleTaskGP(*data, outcome_transform=None)
-    priors = {name: prior.base_dist for name, _, prior, _, _ in model.named_priors()}
-    [noise_prior] = [prior for name, prior in priors.items() if "noise" in name]
-    [scale_prior] = [prior for name, prior in priors.items() if "noise" not in name]
-    numbers = [
-        (float(prior.loc), float(prior.scale**2), float(prior.scale.log()))
-        for prior in (noise_prior, scale_prior)
-    ]
-
-    def log_normal(value, loc, variance, log_scale):
-        log = jnp.log(value)
-        return -((log - loc) ** 2 / (2 * variance) + log + log_scale + 0.5 * np.log(2 * np.pi))
-
-    def loss(theta):
-        noise, constant, scales = theta[0], theta[1], theta[2:]
-        density = log_density(noise, constant, scales)
-        terms = log_normal(noise, *numbers[0]) + log_normal(scales, *numbers[1]).sum()
-        return -(density + terms) / n
-
-    def log_loss(theta):
-        return loss(jnp.exp(theta).at[1].set(theta[1]))
-
-    kernel = cast(Any, model.covar_module)
-    start = np.concatenate([
-        model.likelihood.noise.detach().numpy(), np.zeros(1),
-        kernel.lengthscale.detach().numpy().ravel(),
-    ])  # fmt: skip
-    least = float(cast(Any, kernel).raw_lengthscale_constraint.lower_bound)
-    bounds = [(1e-4, None), (None, None)] + [(least, None)] * data[0].shape[1]
-    if logarithms:
-        where = [0, *range(2, len(start))]
-        start[where] = np.log(start[where])
-        bounds = [bounds[1] if i == 1 else (np.log(low), None) for i, (low, _) in enumerate(bounds)]
-    function = jax_value_and_gradient(log_loss if logarithms else loss, start)
-
-    def fit() -> End:
-        options = {"maxcor": 30} if logarithms else {}
-        result = minimize(
-            function, start, jac=True, bounds=bounds, method="L-BFGS-B", options=options
-        )
-        x = np.exp(result.x) if logarithms else result.x
-        return lambda: np.concatenate([[-result.fun], np.delete(x, 1)])
-
-    return lambda: fit
-
-
 def _stacked_fit(data: Data) -> Callable[[], Callable[[], End]]:
     x, y = data
 
@@ -270,9 +205,6 @@ SEARCHES: dict[str, Way] = {
     "fit_mll, KFold(10)": _mll_fit(None),
     "StackedGP, all its models": _stacked_fit,
     "scikit-learn": _sklearn_fit,
-    "jax": _jax_fit,
-    "jax, logarithms": partial(_jax_fit, logarithms=True),
-    "tinygp, logarithms": partial(_jax_fit, logarithms=True, tinygp=True),
 }
 """Ways of fitting, by name."""
 
@@ -292,12 +224,13 @@ def measure_batches(
         A row a number of fits at once: its times, and ``models a second``;
         ``suggested`` is the number that ``gpclml.fit.suggest_batch_size`` says.
     """
+    # As in a worker of the runner, for which batches were made.
     keeps_memory = keep_freed_memory()
     suggested = suggest_batch_size(n, device, keeps_memory)
-    sizes = {f"{at_once} at once": at_once for at_once in (1, min(size, suggested), size)}
+    sizes = {f"{together} at once": together for together in (1, min(size, suggested), size)}
     ways = {
-        name: partial(_fit_models, n, objective, size, at_once, steps, device)
-        for name, at_once in sizes.items()
+        name: partial(_fit_models, n, objective, size, together, steps, device)
+        for name, together in sizes.items()
     }
     rows = timed(ways, device, seconds, base="1 at once", memory=True)
     for row in rows:
@@ -308,7 +241,7 @@ def measure_batches(
 
 
 def _fit_models(
-    n: int, objective: str, count: int, at_once: int, steps: int, device: str
+    n: int, objective: str, count: int, together: int, steps: int, device: str
 ) -> list[ConditionalMarginalLogLikelihood]:
     """Makes bottleneck deep kernels on data of their own and fits them, some at a time."""
     mlls = []
@@ -319,7 +252,7 @@ def _fit_models(
         mlls.append(
             ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=seed)
         )
-    fit_seeds(mlls, at_once, steps)
+    fit_seeds(mlls, together, steps)
     return mlls
 
 
@@ -371,6 +304,7 @@ def measure_large_fits(
     else:
         table = load(data)
         x, y = table.inputs.double(), table.targets.double()
+    # One split for all kernels, objectives and n: smaller training sets are nested.
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     train, test = order[:n], order[n:][-_TEST:]
     model = GPRegression(
@@ -454,6 +388,7 @@ def measure_predictions(
     generator = torch.Generator().manual_seed(1000 * subset + n)
     order = torch.randperm(data.num_data, generator=generator)[: n + _MOST_TESTED]
     x, y = data.inputs[order], data.targets[order]
+    # Normalize divides by the range of a column.
     x = x[:, x[:n].std(0) > 0]
     row: Row = {}
     for label, options in _OPTIMIZERS.items():
@@ -469,6 +404,7 @@ def _predicted_fit(
     model = SingleTaskGP(x[:n], y[:n, None], input_transform=transform)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", OptimizationWarning)  # BoTorch tries again
+        # Both optimizers retry from the same draws.
         torch.manual_seed(seed)  # BoTorch's retries draw
         start = time.process_time()
         fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), **options)
@@ -496,6 +432,7 @@ def summarize_predictions(rows: pd.DataFrame) -> pd.DataFrame:
         two-sided sign test between them; geometric mean of the ratios of RMSEs (``rmse``) and
         median ratio of processor times (``time``).
     """
+    # What rules were chosen on does not judge them.
     chosen = rows["table"].isin(TABLES[::2])
     groups = {"all": rows, "chosen on": rows[chosen], "judged on": rows[~chosen]}
     groups |= {f"n = {n}": sized for n, sized in rows.groupby("n")}

@@ -4,85 +4,32 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
-from gpytorch.distributions import MultivariateNormal
-from gpytorch.likelihoods import GaussianLikelihood, LikelihoodList, SoftmaxLikelihood
-from gpytorch.mlls import SumMarginalLogLikelihood
-from gpytorch.models import ExactGP, IndependentModelList
+from gpytorch.likelihoods import SoftmaxLikelihood
 from torch import Tensor
 
 from benchmarks._process import keep_freed_memory
-from benchmarks.dkt.published import published_model
+from benchmarks.dkt.published import ClassModels, published_model
+from benchmarks.evidence.training import network as make_network
 from benchmarks.speed.timing import FAILED, Row, step_memory, timed
 from gpclml.conditioning import LastPoints
 from gpclml.curvature import Diagonal, FunctionSpace, GaussianWeightPrior, Kronecker
-from gpclml.errors import UnknownNameError
 from gpclml.inference import evaluating
-from gpclml.kernels.networks import MLP
 from gpclml.meta import Conv4, DeepKernelTransfer, Episodes, ImageTasks
+from gpclml.meta.deep_kernel_transfer import make_kernel
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
 __all__ = [
-    "EVIDENCE_BASE", "NETWORKS", "PLAIN", "measure_evidence", "measure_few_shot",
+    "EVIDENCE_BASE", "PLAIN", "measure_evidence", "measure_few_shot",
     "measure_training_steps",
 ]  # fmt: skip
 
 EVIDENCE_BASE = "kronecker, all points"
 _CLASSES, _BATCH = 10, 250
-
-
-def _mlp() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Flatten(), MLP([784, 1024, 512, _CLASSES]))
-
-
-def _cnn() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(1, 11, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
-        torch.nn.Conv2d(11, 22, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
-        torch.nn.Flatten(), torch.nn.Linear(22 * 49, _CLASSES),
-    )  # fmt: skip
-
-
-def _lenet() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(3, 6, 5), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
-        torch.nn.Conv2d(6, 16, 5), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(),
-        torch.nn.Linear(400, 120), torch.nn.ReLU(), torch.nn.Linear(120, 84), torch.nn.ReLU(),
-        torch.nn.Linear(84, _CLASSES),
-    )  # fmt: skip
-
-
-class _Residual(torch.nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.first = torch.nn.Conv2d(inputs, outputs, 3, stride, padding=1)
-        self.relu = torch.nn.ReLU()
-        self.second = torch.nn.Conv2d(outputs, outputs, 3, padding=1)
-        self.skip = torch.nn.Conv2d(inputs, outputs, 1, stride)
-        self.last = torch.nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.skip(x) + self.second(self.relu(self.first(x))))
-
-
-def _resnet() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), _Residual(16, 16, 1),
-        _Residual(16, 32, 2), _Residual(32, 64, 2), torch.nn.AdaptiveAvgPool2d(1),
-        torch.nn.Flatten(), torch.nn.Linear(64, _CLASSES),
-    )  # fmt: skip
-
-
-NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
-    "mlp": _mlp, "cnn": _cnn, "lenet": _lenet, "resnet": _resnet,
-}  # fmt: skip
-_SHAPES = {"mlp": (1, 28, 28), "cnn": (1, 28, 28), "lenet": (3, 32, 32), "resnet": (3, 32, 32)}
 
 
 def measure_evidence(
@@ -91,12 +38,10 @@ def measure_evidence(
 ) -> list[Row]:  # fmt: skip
     """Time of the evidence with its gradient in the precisions of all parameter tensors.
 
-    Images of 28 x 28 pixels, in colour of 32 x 32 for the last two; ten classes, a softmax,
-    float32; curvature in batches of 250.
+    Images of 28 x 28 pixels in ten classes, a softmax, float32; curvature in batches of 250.
 
     Args:
-        network: ``"mlp"`` (1.3 million parameters), ``"cnn"`` (13 thousand), ``"lenet"`` (62
-            thousand) or ``"resnet"`` (78 thousand).
+        network: Its name, as for :func:`benchmarks.evidence.training.network`.
         n: Number of points.
         memory: Peak memory too, on a CPU each in a process of its own.
         others: laplace-torch too, where it is installed.
@@ -124,17 +69,11 @@ def _warm_evidence_step(network: str, n: int, method: str) -> Callable[[], objec
 def evidence_steps(
     network: str, n: int, device: str, others: bool = True
 ) -> dict[str, Callable[[], object]]:
-    """What is compared by :func:`measure_evidence`, whose arguments these are.
-
-    Raises:
-        UnknownNameError: No such network.
-    """
-    if network not in NETWORKS:
-        raise UnknownNameError("network", network, NETWORKS)
+    """What is compared by :func:`measure_evidence`, whose arguments these are."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(n, *_SHAPES[network], generator=generator).to(device)
+    x = torch.randn(n, 1, 28, 28, generator=generator).to(device)
     y = torch.randint(_CLASSES, (n,), generator=generator).to(device)
-    module = NETWORKS[network]().to(device)
+    module = make_network(network, 1, 28, _CLASSES, seed=0).to(device)
     steps = {
         EVIDENCE_BASE: _full_step(module, x, y, Kronecker()),
         "diagonal, all points": _full_step(module, x, y, Diagonal()),
@@ -160,6 +99,7 @@ def _full_step(
     mll = _objective(network, len(x), structure, "all")
     model: Any = mll.model
 
+    # Batches bound the memory of Jacobians.
     batches = list(zip(x.split(_BATCH), y.split(_BATCH), strict=True))
 
     def step() -> None:
@@ -217,10 +157,9 @@ def _laplace_torch_steps(
         "laplace-torch, BackPACK": (backpack.BackPackGGN, "kron"),
         "laplace-torch, Asdl, diagonal": (asdl.AsdlGGN, "diag"),
     }
-    if any(isinstance(module, _Residual) for module in network.modules()):
-        del backends["laplace-torch, BackPACK"]  # which takes no modules of one's own
 
     def step_of(backend: Any, structure: str) -> Callable[[], object]:
+        # Backends leave hooks behind, which would slow the next one.
         module = copy.deepcopy(network)  # a backend leaves hooks behind
 
         def step() -> None:
@@ -242,19 +181,6 @@ def _laplace_torch_steps(
 _FEATURES, _WAYS = 64, 5
 PLAIN = "way by way, LML"
 """The step by GPyTorch's classes."""
-
-
-class _Way(ExactGP):
-    """The GP of one way, with mean, kernel and noise of its own as in the original code."""
-
-    def __init__(self, features: Tensor, targets: Tensor, kernel: str) -> None:
-        super().__init__(features, targets, GaussianLikelihood())
-        model = DeepKernelTransfer(torch.nn.Identity(), kernel, _FEATURES)
-        self.mean_module, self.covar_module = model.mean_module, model.covar_module
-
-    def forward(self, features: Tensor) -> MultivariateNormal:
-        mean = cast(Tensor, self.mean_module(features))
-        return MultivariateNormal(mean, self.covar_module(features))
 
 
 def measure_few_shot(
@@ -302,25 +228,19 @@ def _density_step(episodes: Episodes, kernel: str, m: int, device: str) -> Calla
 
 
 def _plain_step(episodes: Episodes, kernel: str, device: str) -> Callable[[], object]:
-    x, labels = episodes.points()
-    x = x.detach().requires_grad_()
-    targets = [
-        torch.where(task_labels == way, 1.0, -1.0).to(x)
-        for task_labels in labels
-        for way in range(episodes.ways)
-    ]
-    inputs = [features for features in x for _ in range(episodes.ways)]
-    members = [_Way(a.detach(), b, kernel) for a, b in zip(inputs, targets, strict=True)]
-    model = IndependentModelList(*members).to(device)
-    likelihood = LikelihoodList(*[member.likelihood for member in members])
-    mll = SumMarginalLogLikelihood(likelihood, model)
-    mll.train()
+    """A model of the published kind for each task, of features that are given."""
+    features, labels = episodes.points()
+    features = features.detach().requires_grad_()
+    make = partial(make_kernel, kernel, _FEATURES)
+    models = [ClassModels(torch.nn.Identity(), episodes.ways, make) for _ in features]
+    models = [model.to(device).train() for model in models]
 
     def step() -> None:
-        for member, features, target in zip(members, inputs, targets, strict=True):
-            member.set_train_data(features, target, strict=False)
-        loss = -cast(Tensor, mll(model(*model.train_inputs), model.train_targets))
-        loss.backward(retain_graph=True)  # of the slices of x
+        for model, x, y in zip(models, features, labels, strict=True):
+            # All points are query points: the LML holds every one out.
+            nothing = x[:0].unsqueeze(0), y[:0].unsqueeze(0)
+            task = Episodes(*nothing, x.unsqueeze(0), y.unsqueeze(0), episodes.ways)
+            model.loss(task).backward()
 
     return step
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import importlib.util
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -39,8 +37,7 @@ from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = [
     "BASE", "BY_DEFAULT", "METHODS", "OPERATIONS", "ExactRBF", "Problem", "gpytorch_defaults",
-    "gradient_step", "jax_log_density", "jax_value_and_gradient", "measure_rates",
-    "measure_steps", "methods_of", "missing_peers", "peer_steps", "sampled_data",
+    "gradient_step", "measure_rates", "measure_steps", "methods_of", "peer_steps", "sampled_data",
 ]  # fmt: skip
 
 NUM_FEATURES = 8
@@ -73,6 +70,7 @@ class ExactTasks(gpytorch.models.ExactGP):
         self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), tasks)
         points = gpytorch.kernels.RBFKernel(ard_num_dims=x.shape[-1])
         self.covar_module = gpytorch.kernels.MultitaskKernel(points, tasks)
+        # The same start for all methods and runs.
         for parameter in self.covar_module.task_covar_module.parameters():  # which are random
             parameter.data.fill_(0.5)
 
@@ -122,6 +120,7 @@ class Problem:
                 if isinstance(module, gpytorch.kernels.RBFKernel):
                     module.lengthscale = 1.0
         else:
+            # Tasks are functions of one another, so that their covariance is not diagonal.
             self.y = (self.y.unsqueeze(-1) * torch.arange(1, tasks + 1, device=device)).sin()
             model = ExactTasks(self.x, self.y)
             model.covar_module.data_covar_module.lengthscale = 1.0
@@ -205,6 +204,7 @@ def _dense(conditioning: Callable[[int], Conditioning], problem: Problem) -> Obj
 
 
 def _textbook(num_conditioned: Callable[[int], int], problem: Problem) -> Objective:
+    # By two inverses of covariances, as formulas are often copied from a page.
     m = num_conditioned(problem.n)
 
     def objective() -> Tensor:
@@ -291,6 +291,7 @@ def methods_of(group: str, n: int, dtype: torch.dtype, device: str) -> list[str]
         raise UnknownNameError("methods", group, _GROUPS)
     if group != "scale":
         return _GROUPS[group]
+    # Half the memory: other programs and the allocator need some.
     room = available_memory(torch.device(device)) / 2
     return [
         name
@@ -337,7 +338,7 @@ def measure_steps(
     Args:
         n: Number of points.
         dtype: Floating-point type.
-        methods: ``"all"``, ``"few"``, ``"block"``, ``"peers"`` (with scikit-learn, JAX and tinygp)
+        methods: ``"all"``, ``"few"``, ``"block"``, ``"peers"`` (with scikit-learn)
             or ``"scale"``, those that are compared at large n.
         tasks: Tasks at the same points.
         missing: Share of targets that are missing.
@@ -366,6 +367,7 @@ def measure_steps(
         steps |= peer_steps(problem)
     rows = timed(steps, device, seconds, base=BASE, memory=memory)
     loo = next((row["ms"] for row in rows if row["method"] == "gpytorch LOO" and "ms" in row), None)
+    # What the library would refuse by, to be compared with what was used.
     predicted = DenseCovariance.memory(torch.Size((n, n)), n // 10) * kind.itemsize / 2**30
     for row in rows:
         name = row["method"]
@@ -403,6 +405,7 @@ def measure_rates(
     x = torch.rand(*shape, generator=torch.Generator().manual_seed(0)).to(device, kind)
     kernel = gpytorch.kernels.RBFKernel(ard_num_dims=NUM_FEATURES).to(device, kind)
     with torch.no_grad():
+        # Definite without jitter at any n.
         identity = torch.eye(n, device=device, dtype=kind)
         K = kernel(x).to_dense() + identity
         L = torch.linalg.cholesky(K)
@@ -433,110 +436,32 @@ def measure_rates(
     ]  # fmt: skip
 
 
-def missing_peers() -> tuple[str, ...]:
-    """The libraries that are not installed."""
-    return tuple(name for name in ("jax", "tinygp") if importlib.util.find_spec(name) is None)
-
-
-def jax_log_density(x: ndarray, y: ndarray, tinygp: bool = False) -> Callable[..., Any]:
-    """The log density of targets under a GP with an ARD RBF kernel, a function that JAX traces.
-
-    Args:
-        x: Inputs ``(n, d)``, float64.
-        y: Targets ``(n,)``.
-        tinygp: Whether tinygp computes it; else the formulas here.
-
-    Returns:
-        A function of the noise variance, the constant mean and the lengthscales, ``(d,)``, and of
-        the kernel's variance, which is 1 if it is not given.
-    """
-    jax = cast(Any, importlib.import_module("jax"))
-    jax.config.update("jax_enable_x64", True)
-    jnp, solve = jax.numpy, jax.scipy.linalg.cho_solve
-    x, y = jnp.asarray(x), jnp.asarray(y)
-    n = len(y)
-
-    def tinygp_density(noise: Any, constant: Any, scales: Any, variance: Any = 1.0) -> Any:
-        gp = cast(Any, importlib.import_module("tinygp"))
-        kernel = variance * gp.transforms.Linear(1 / scales, gp.kernels.ExpSquared())
-        return gp.GaussianProcess(kernel, x, diag=noise, mean=constant).log_probability(y)
-
-    def density(noise: Any, constant: Any, scales: Any, variance: Any = 1.0) -> Any:
-        z = x / scales
-        squares = (z**2).sum(-1)
-        distances = squares[:, None] + squares - 2 * z @ z.T
-        covariance = variance * jnp.exp(-0.5 * jnp.maximum(distances, 0.0)) + noise * jnp.eye(n)
-        factor = jnp.linalg.cholesky(covariance)
-        residual = y - constant
-        quadratic = -0.5 * residual @ solve((factor, True), residual)
-        return quadratic - jnp.log(jnp.diag(factor)).sum() - 0.5 * n * np.log(2 * np.pi)
-
-    return tinygp_density if tinygp else density
-
-
-def jax_value_and_gradient(
-    loss: Callable[[Any], Any], start: ndarray
-) -> Callable[[ndarray], tuple[float, ndarray]]:
-    """A function of JAX with its gradient, compiled by a call at the start."""
-    jax = cast(Any, importlib.import_module("jax"))
-    compiled = jax.jit(jax.value_and_grad(loss))
-    compiled(start)[0].block_until_ready()
-
-    def function(theta: ndarray) -> tuple[float, ndarray]:
-        value, gradient = compiled(theta)
-        return float(value), np.asarray(gradient)
-
-    return function
-
-
 def peer_steps(problem: Problem) -> dict[str, Callable[[], tuple[float, ndarray]]]:
-    """The log marginal likelihood a point of a problem's model with its gradient, by library.
+    """The log marginal likelihood a point of a problem's model with its gradient by scikit-learn.
 
-    Gradients are with respect to logarithms of the kernel's variance, the noise variance and the
-    lengthscales, and to the constant mean, which scikit-learn does not have.
+    The gradient is with respect to logarithms of the kernel's variance, the noise variance and the
+    lengthscales; scikit-learn's model has no constant mean.
     """
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
     x, y = problem.x.double().numpy(), problem.y.double().numpy()
     model = cast(Any, problem.model)
     kernel = model.covar_module
     positive = (kernel.outputscale, model.likelihood.noise, kernel.base_kernel.lengthscale)
-    start = np.log(np.concatenate([p.detach().double().numpy().ravel() for p in positive]))
-    steps = {"scikit-learn LML": _sklearn_step(x, y, start)}
-
-    def step_of(tinygp: bool) -> Callable[[], tuple[float, ndarray]]:
-        log_density = jax_log_density(x, y, tinygp)
-
-        def mean_density(theta: Any) -> Any:
-            positive = importlib.import_module("jax.numpy").exp(theta[1:])
-            density = log_density(positive[1], theta[0], positive[2:], positive[0])
-            return density / len(y)
-
-        theta = np.concatenate([[0.0], start])
-        function = jax_value_and_gradient(mean_density, theta)
-        return lambda: function(theta)
-
-    missing = missing_peers()
-    if "jax" not in missing:
-        steps["jax LML"] = step_of(tinygp=False)
-        if "tinygp" not in missing:
-            steps["tinygp LML"] = step_of(tinygp=True)
-    return steps
-
-
-def _sklearn_step(x: ndarray, y: ndarray, theta: ndarray) -> Callable[[], tuple[float, ndarray]]:
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
-
-    kernel = ConstantKernel() * RBF(np.ones(x.shape[1])) + WhiteKernel()
+    theta = np.log(np.concatenate([p.detach().double().numpy().ravel() for p in positive]))
+    peer = ConstantKernel() * RBF(np.ones(x.shape[1])) + WhiteKernel()
     order = [0, *range(2, len(theta)), 1]  # the noise comes last
-    kernel.theta = theta[order]
+    peer.theta = theta[order]
     # An optimizer that stays where it is: the objective is asked for one value with gradient.
-    model = GaussianProcessRegressor(kernel, alpha=0.0, optimizer=None).fit(x, y)
+    # (fit computes factors that the timed call does not reuse.)
+    gp = GaussianProcessRegressor(peer, alpha=0.0, optimizer=None).fit(x, y)
     back = np.argsort(order)
 
     def step() -> tuple[float, ndarray]:
-        value, gradient = model.log_marginal_likelihood(
-            kernel.theta, eval_gradient=True, clone_kernel=False
+        value, gradient = gp.log_marginal_likelihood(
+            peer.theta, eval_gradient=True, clone_kernel=False
         )
         return float(value) / len(y), gradient[back] / len(y)
 
-    return step
+    return {"scikit-learn LML": step}

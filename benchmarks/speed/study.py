@@ -18,12 +18,12 @@ from typer import Option
 from benchmarks._figures import new_figure, save_figure
 from benchmarks._options import check_device, check_known, check_positive, names
 from benchmarks._tables import section, spread_rows, table
-from benchmarks.speed import fits, large, networks, steps
+from benchmarks.speed import accuracy, fits, networks, steps
 from benchmarks.speed.timing import Row, machine_name
 from benchmarks.study import Study
 from gpclml.errors import ArgumentError
 
-__all__ = ["MEASUREMENTS", "STUDY", "Measurement", "draw_costs", "growth", "make_grid", "run_cell"]
+__all__ = ["MEASUREMENTS", "STUDY", "Measurement", "draw_costs", "make_grid", "run_cell"]
 
 
 class Measurement(NamedTuple):
@@ -105,33 +105,18 @@ MEASUREMENTS: Mapping[str, Measurement] = {
         "Steps of few-shot training", f"Conv4 on one 5-way task, Adam's step included. {_TIMES}",
     ),
     "evidence": Measurement(
-        networks.measure_evidence, {"network": tuple(networks.NETWORKS), "n": (1000,)},
+        networks.measure_evidence,
+        {"network": ("mlp-512x2", "cnn-8x2", "resnet-16x1"), "n": (1000,)},
         "The evidence of networks",
         f"Value and gradient in the precisions of all parameter tensors, images in ten classes. "
         f"{_TIMES}",
     ),
     "accuracy": Measurement(
-        large.measure_accuracy,
+        accuracy.measure_accuracy,
         {"data": ("kin8nm", "power", "protein"), "n": (2000, 8000), "noise": (0.1, 0.01, 0.001),
          "fitted": (False, True)},
         "Errors of conjugate gradients",
         "Values and gradients against Cholesky factors in float64; `bound`: of the value's error.",
-    ),
-    "training": Measurement(
-        large.measure_training, {"data": ("kin40k",)}, "Training on redrawn subsets",
-        "Against training on 2000 points that stay the same, for as long.",
-    ),
-    "evaluation": Measurement(
-        large.measure_evaluation, {"data": ("kin40k",)}, "One value given all other points",
-        "By conjugate gradients in float64.",
-    ),
-    "curves": Measurement(
-        large.measure_curves, {"model": tuple(large.MODELS)}, "Learning curves",
-        "All orderings in one call, and one ordering by refits.",
-    ),
-    "bounds": Measurement(
-        large.measure_bounds, {"family": tuple(large.FAMILIES), "dtype": ("float32", "float64")},
-        "Memory of lower bounds", "Growth of the peak in GiB, features included.",
     ),
 }  # fmt: skip
 """The kinds by name."""
@@ -146,7 +131,7 @@ _GPU: tuple[tuple[str, Mapping[str, Sequence[Any]]], ...] = (
     ("large-fits", {"n": (10_000, 20_000), "method": ("LML", "GPyTorch's LML")}),
     ("batches", {"n": (100,), "objective": ("clml",), "size": (10, 100, 256)}),
     ("few-shot", {"kernel": ("rbf", "cosine"), "tasks": (1, 16, 64)}),
-    ("evidence", {"network": ("mlp", "cnn"), "memory": (True,)}),
+    ("evidence", {"memory": (True,)}),
     ("rates", {"n": (100, 300), "matrices": (100,), "dtype": ("float64",)}),
     ("steps", {"n": (20_000, 50_000), "dtype": ("float32",), "methods": ("scale",),
                "memory": (True,)}),
@@ -158,7 +143,7 @@ _BESIDE: tuple[tuple[str, Mapping[str, Sequence[Any]]], ...] = (
     ("steps", {"n": (500, 1000, 2000, 5000), "dtype": ("float64",), "methods": ("few",)}),
     ("searches", {"n": (100, 500, 2000), "seed": (0,)}),
     ("few-shot", {"kernel": ("rbf",), "tasks": (1, 16)}),
-    ("evidence", {"network": ("mlp", "cnn")}),
+    ("evidence", {}),
 )
 _SMALL: tuple[tuple[str, Mapping[str, Sequence[Any]]], ...] = (
     ("rates", {"n": (40,)}),
@@ -167,7 +152,7 @@ _SMALL: tuple[tuple[str, Mapping[str, Sequence[Any]]], ...] = (
     ("batches", {"n": (15,), "objective": ("clml",), "size": (2,), "steps": (1,)}),
     ("large-fits", {"n": (40,), "method": ("LML", "GPyTorch's LML"), "data": ("drawn",)}),
     ("few-shot", {"kernel": ("rbf",), "ways": (2,), "images": (3,)}),
-    ("evidence", {"network": ("cnn",), "n": (20,)}),
+    ("evidence", {"network": ("cnn-4x1",), "n": (20,)}),
 )
 
 
@@ -200,6 +185,7 @@ def make_grid(
     check_device(device)
     check_positive(threads=threads)
     check_known("study", study, [*MEASUREMENTS, "gpu", "small"])
+    # Settings that one kind takes are ignored by the others, and refused if none does.
     given = dict(_values(text) for text in set or ())
     asked: list[tuple[str, str, Mapping[str, Sequence[Any]]]] = []
     for name in study:
@@ -210,12 +196,12 @@ def make_grid(
     takes = {kind: inspect.signature(MEASUREMENTS[kind].measure).parameters for _, kind, _ in asked}
     check_known("set", given, dict.fromkeys(name for kind in takes for name in takes[kind]))
     cells = []
-    for place, kind, settings in asked:
+    for location, kind, settings in asked:
         values = {**MEASUREMENTS[kind].settings, **settings}
         values |= {name: given[name] for name in given if name in takes[kind]}
         common = {
-            "study": kind, "device": place, "machine": machine_name(place), "threads": threads,
-            "time": seconds,
+            "study": kind, "device": location, "machine": machine_name(location),
+            "threads": threads, "time": seconds,
         }  # fmt: skip
         for combination in itertools.product(*values.values()):
             cells.append(common | dict(zip(values, combination, strict=True)))
@@ -249,6 +235,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         torch.backends.cudnn.allow_tf32 = False
         gc.collect()
         torch.cuda.empty_cache()
+    # The runner has set one thread; a timing cell says its own number.
     with threadpoolctl.threadpool_limits(threads):
         torch.set_num_threads(threads)  # the runner sets it back
         measure = MEASUREMENTS[cell["study"]].measure
@@ -275,10 +262,6 @@ def sections(cells: pandas.DataFrame) -> Iterator[str]:
         groups = shown.groupby([name for name in _FIXED if name in shown], sort=False)
         texts = [_group_table(group) for _, group in groups]
         yield section(measurement.heading, measurement.about, *texts)
-        grown = growth(rows) if kind == "steps" else pandas.DataFrame()
-        if len(grown):
-            about = "The power of n that they grow with, between the two largest n."
-            yield section("Growth of time and memory", about, table(grown.set_index("method")))
 
 
 def prepared(done: pandas.DataFrame) -> pandas.DataFrame:
@@ -287,6 +270,7 @@ def prepared(done: pandas.DataFrame) -> pandas.DataFrame:
     keys = ["device", "machine", "threads", "dtype"]
     if "Gflop" in rows and "Gflop/s" in rows:
         products = rows[(rows["method"] == "product") & (rows["study"] == "rates")]
+        # The best rate: other programs can only lower it.
         rate = products.groupby(keys)["Gflop/s"].max().rename("rate")
         rows = rows.join(rate, on=keys)
         rows["of product"] = rows["Gflop"] / rows.pop("rate") / (1e-3 * rows["ms"])
@@ -331,6 +315,7 @@ def _beside_the_cpu(cells: pandas.DataFrame) -> Iterator[str]:
         return
     keys = [name for name in ("study", *_FIRST[3:]) if name in cells]
     times = cells[cells["ms"].notna() & (cells["study"] != "rates")]
+    # cuda:1 is a card as cuda is.
     times = times.assign(kind=times["device"].str.partition(":")[0])
     times[keys] = times[keys].astype(object).where(times[keys].notna(), "")
     wide = times.pivot_table("ms", keys, "kind", "first", sort=False)
@@ -339,22 +324,6 @@ def _beside_the_cpu(cells: pandas.DataFrame) -> Iterator[str]:
         both.columns = ["cuda, ms", "cpu, ms", "cpu over cuda"]
         about = "The same steps and fits on the card and on this machine's CPU."
         yield section("Where a card begins to pay", about, table(both.map(_shown)))
-
-
-def growth(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """The power of n that milliseconds and memory grow with, between a method's two largest n."""
-    grown = []
-    for method, times in rows[rows["ms"].notna()].sort_values("n").groupby("method", sort=False):
-        last = times.drop_duplicates("n", keep="last").tail(2)
-        if len(last) < 2:
-            continue
-        power = {"method": method, "from": int(last["n"].iloc[0]), "to": int(last["n"].iloc[1])}
-        for column in ("ms", "GiB"):
-            if column in last and last[column].notna().all():
-                (low, high), (n, m) = last[column], last["n"]
-                power[column] = f"{math.log(high / low) / math.log(m / n):.2f}"
-        grown.append(power)
-    return pandas.DataFrame(grown)
 
 
 def draw_costs(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
@@ -382,7 +351,12 @@ STUDY = Study(
     reporting="times, ratios in the same rounds, memory.",
     grid=make_grid,
     cell=run_cell,
-    sources=("benchmarks.speed", "benchmarks.dkt.published", "benchmarks.bo.surrogates"),
+    sources=(
+        "benchmarks.speed",
+        "benchmarks.dkt.published",
+        "benchmarks.bo.surrogates",
+        "benchmarks.evidence.training",
+    ),
     needed=("study", "machine"),
     label="{study} on {device}",
     prepare=prepared,

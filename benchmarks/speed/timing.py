@@ -63,6 +63,7 @@ def timed(
     on_gpu = torch.device(device).type == "cuda"
     for name, step in steps.items():
         try:
+            # The first call loads kernels and fills allocators; the second one is representative.
             for _ in range(2):
                 if memory and on_gpu:
                     start = _start_on_gpu(device)
@@ -80,6 +81,7 @@ def timed(
             gc.collect()
     if not first:
         return list(rows.values())
+    # The second calls say how many rounds the time has room for.
     rounds = min(_MOST_ROUNDS, int(seconds / sum(first.values())))
     times = pd.DataFrame([first])
     if rounds:
@@ -100,6 +102,7 @@ def interleaved_times(
     """
     if rounds < 1:
         raise ArgumentError("rounds", rounds, "an integer of at least 1")
+    # Caches left by one step would favour the same next one.
     names = list(steps)
     rows = []
     for turn in range(rounds):
@@ -182,6 +185,7 @@ def _start_on_gpu(device: str) -> int:
 def in_fresh_process(function: Callable[..., int], *arguments: object) -> int:
     """What a function of a module returns in a process of its own, with as many threads."""
     name, threads = function.__name__, torch.get_num_threads()
+    # The module is imported anew there; its own name may be __main__ here.
     code = (
         f"import torch; torch.set_num_threads({threads}); "
         f"from {function.__module__} import {name}; print({name}(*{arguments!r}))"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.tables.scores import MixtureOfNormals, Prediction
+from benchmarks.tables.scores import normal
 from gpclml.conditioning import RandomOrderings
 from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
@@ -22,6 +22,7 @@ from gpclml.evaluation import (
     stacking_weights,
 )
 from gpclml.models import find_networks
+from gpclml.tables import StackedPrediction
 from gpclml.tables.recipes import Recipe
 
 __all__ = [
@@ -107,7 +108,7 @@ class Candidates:
         self._rows, self._seed = rows, seed
         self._fits: dict[str, _Fit | Exception] = {}
 
-    def predict(self, name: str) -> tuple[Prediction, dict[str, Any]]:
+    def predict(self, name: str) -> tuple[StackedPrediction, dict[str, Any]]:
         """What a candidate predicts of the test rows, or their stack, or the one chosen by folds.
 
         Returns:
@@ -124,20 +125,21 @@ class Candidates:
         return prediction, about | self._criteria(fit)
 
     def _fit(self, name: str) -> _Fit:
+        # An error is kept too: a candidate that cannot be fitted fails once.
         if name not in self._fits:
             self._fits[name] = _attempt(lambda: self._fitted(name))
-        found = self._fits[name]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        results = self._fits[name]
+        if isinstance(results, Exception):
+            raise results
+        return results
 
     def _fitted(self, name: str) -> _Fit:
         rows, start = self._rows, time.perf_counter()
         fit = Recipe(name, seed=self._seed).fit(rows.x, rows.y, progress=False)
         with torch.no_grad():
-            found = fit.model.predict(rows.test_x, marginal=True)
+            results = fit.model.predict(rows.test_x, marginal=True)
         seconds = time.perf_counter() - start
-        return _Fit(fit.model, found.mean, found.variance.sqrt(), fit.problem, seconds)
+        return _Fit(fit.model, results.mean, results.variance.sqrt(), fit.problem, seconds)
 
     def _all_fits(self) -> dict[str, _Fit]:
         """The candidates that could be fitted; if none could, the error of the first."""
@@ -147,7 +149,7 @@ class Candidates:
             raise next(fit for fit in fits.values() if isinstance(fit, Exception))
         return whole
 
-    def _chosen_by_folds(self) -> tuple[Prediction, dict[str, Any]]:
+    def _chosen_by_folds(self) -> tuple[StackedPrediction, dict[str, Any]]:
         whole, start = self._all_fits(), time.perf_counter()
         scores = {name: _attempt(lambda name=name: self._refitted(name)) for name in whole}
         known = {name: score for name, score in scores.items() if isinstance(score, float)}
@@ -156,7 +158,8 @@ class Candidates:
         prediction = _mixture([whole[chosen]], torch.ones(1))
         return prediction, {"seconds": seconds, "chosen": chosen}
 
-    def _stacked(self) -> tuple[Prediction, dict[str, Any]]:
+    def _stacked(self) -> tuple[StackedPrediction, dict[str, Any]]:
+        # Mixed from the candidates that could be fitted.
         whole, start = list(self._all_fits().values()), time.perf_counter()
         weights = stacking_weights(torch.stack([leave_one_out(fit.model) for fit in whole]))
         prediction = _mixture(whole, weights)
@@ -166,22 +169,24 @@ class Candidates:
     def _criteria(self, fit: _Fit) -> dict[str, float]:
         """The criteria in nats; one that cannot be computed is left out."""
         model, n = fit.model, len(self._rows.y)
+        # Counted as hyperparameters, a network's weights would rule it out under BIC.
         weights = {id(p) for network in find_networks(model) for p in network.parameters()}
         count = sum(p.numel() for p in model.parameters() if id(p) not in weights)
-        found: dict[str, float | Exception] = {
+        results: dict[str, float | Exception] = {
             "lml": _attempt(lambda: float(log_marginal_likelihood(model))),
             "loo": _attempt(lambda: float(leave_one_out(model).sum())),
         }
-        if not isinstance(found["lml"], Exception):
-            found["bic"] = found["lml"] - 0.5 * count * math.log(n)
+        if not isinstance(results["lml"], Exception):
+            results["bic"] = results["lml"] - 0.5 * count * math.log(n)
         for criterion, share in _SHARES.items():
+            # The same orderings for all candidates, so that differences are paired.
             orderings = RandomOrderings(k=_ORDERINGS, m=round(share * n))
-            found[criterion] = _attempt(
+            results[criterion] = _attempt(
                 lambda orderings=orderings: float(
                     conditional_log_marginal_likelihood(model, orderings, seed=self._seed).mean()
                 )
             )
-        return {key: value for key, value in found.items() if isinstance(value, float)}
+        return {key: value for key, value in results.items() if isinstance(value, float)}
 
     def _refitted(self, name: str) -> float:
         """The log score of each fold under a model fitted to the others."""
@@ -197,10 +202,9 @@ class Candidates:
         return total
 
 
-def _mixture(fits: list[_Fit], weights: Tensor) -> MixtureOfNormals:
+def _mixture(fits: list[_Fit], weights: Tensor) -> StackedPrediction:
     means = np.stack([fit.mean.numpy() for fit in fits])
-    deviations = np.stack([fit.deviation.numpy() for fit in fits])
-    return MixtureOfNormals(weights.double().numpy(), means, deviations)
+    return normal(means, np.stack([fit.deviation.numpy() for fit in fits]), weights.numpy())
 
 
 def _attempt(compute: Callable[[], T]) -> T | Exception:

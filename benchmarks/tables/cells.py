@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping
-from functools import partial
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from benchmarks import data
 from benchmarks.tables.candidates import ABOUT, Candidates, TableRows
 from benchmarks.tables.peers import PEERS
-from benchmarks.tables.scores import Prediction, score
+from benchmarks.tables.scores import score
 from gpclml import StackedGP
+from gpclml.tables import StackedPrediction
 
 __all__ = [
     "DEVELOPMENT", "JUDGED", "METHODS", "SOURCES", "STACK", "TEST_SHARE", "batch_label",
@@ -56,6 +56,7 @@ def sizes_of(num_data: int, sizes: tuple[int, ...]) -> list[int]:
         num_data: Number of rows of the table.
         sizes: The numbers asked for.
     """
+    # Test rows come first: no size may eat into them.
     most = num_data - round(TEST_SHARE * num_data)
     whole = sorted({size for size in sizes if size <= most})
     if len(whole) < len(set(sizes)) and (not whole or most >= _WORTH_ITS_OWN * whole[-1]):
@@ -77,6 +78,7 @@ def table_rows(table: str, n: int, split: int, most_test: int) -> TableRows:
     """
     whole = data.load(table)
     rows = data.split(whole.num_data, split, TEST_SHARE)
+    # Rows of a smaller n are among those of a larger one.
     train, test = data.subset(rows.train, n, split), rows.test[:most_test]
     y = whole.targets[train]
     return TableRows(
@@ -106,46 +108,37 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 def run_cells(cells: list[Any]) -> list[Any]:
     """The same of several cells of one table, n and split, which fit each candidate once."""
     first = cells[0]
-    rows = _rows_of(first)
+    rows = table_rows(first["table"], first["n"], first["split"], first["most_test"])
+    # Fitted once for all cells of these rows.
     candidates = Candidates(rows, first["split"])
-    return [
-        _tested(cell, rows, partial(_predicted, cell["method"], rows, candidates, cell["split"]))
-        for cell in cells
-    ]
-
-
-def _rows_of(cell: Mapping[str, Any]) -> TableRows:
-    return table_rows(cell["table"], cell["n"], cell["split"], cell["most_test"])
-
-
-def _tested(
-    cell: Mapping[str, Any],
-    rows: TableRows,
-    predict: Callable[[], tuple[Prediction, dict[str, Any]]],
-) -> dict[str, Any]:
     about = {
         "num_test": len(rows.test_y), "num_features": rows.x.shape[1],
-        "num_data": data.load(cell["table"]).num_data,
+        "num_data": data.load(first["table"]).num_data,
     }  # fmt: skip
-    try:
-        prediction, found = predict()
-        scores = score(prediction, rows.test_y.numpy(), rows.unit)
-    except Exception as error:  # how a method fails is a result
-        message = (str(error).splitlines() or [""])[0]
-        return {**about, "failure": f"{type(error).__name__}: {message}"}
-    return {**about, **scores, **found, "failure": ""}
+    answers = []
+    for cell in cells:
+        try:
+            prediction, more = _predicted(cell["method"], rows, candidates, cell["split"])
+            scores = score(prediction, rows.test_y.numpy(), rows.unit)
+            answers.append({**about, **scores, **more, "failure": ""})
+        except Exception as error:  # how a method fails is a result
+            message = (str(error).splitlines() or [""])[0]
+            answers.append({**about, "failure": f"{type(error).__name__}: {message}"})
+    return answers
 
 
 def _predicted(
     method: str, rows: TableRows, candidates: Candidates, seed: int
-) -> tuple[Prediction, dict[str, Any]]:
+) -> tuple[StackedPrediction, dict[str, Any]]:
     if method in ABOUT:
         return candidates.predict(method)
     start, more = time.perf_counter(), {}
     if method == STACK:
         stack = StackedGP(seed=seed).fit(rows.x, rows.y, progress=False)
         prediction = stack.predict(rows.test_x)
-        more["weights"] = ", ".join(f"{one.name} {one.weight:.2f}" for one in stack.components)
+        more["weights"] = ", ".join(
+            f"{member.name} {member.weight:.2f}" for member in stack.components
+        )
     else:
         x, y, test_x = rows.x.numpy(), rows.y.numpy(), rows.test_x.numpy()
         prediction = PEERS[method].predict(x, y, test_x, seed)

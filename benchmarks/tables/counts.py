@@ -49,20 +49,22 @@ def coverage(
     draws = np.random.default_rng(seed)
     x = draws.uniform(size=(n + _NEW, 3))
     start, factor, size = KINDS[kind]
+    # The third input says nothing.
     means = np.exp(start + factor * (1.2 * np.sin(3 * x[:, 0]) + x[:, 1]))
     y = _counts(means, size).rvs(random_state=draws)
     stack = StackedGP(candidates).fit(x[:n], y[:n].astype(float), progress=False)
-    found, true = stack.predict(x[n:]), _counts(means[n:], size)
-    lower, upper = (end.numpy() for end in found.interval(LEVEL))
+    predicted, true = stack.predict(x[n:]), _counts(means[n:], size)
+    lower, upper = (end.numpy() for end in predicted.interval(LEVEL))
+    # Discrete quantiles cover more than they promise: that is the attainable level.
     tail = 0.5 * (1 - LEVEL)
     rows = {
         "covered": true.cdf(upper) - true.cdf(lower - 1),
         "attainable": true.cdf(true.ppf(1 - tail)) - true.cdf(true.ppf(tail) - 1),
         "least": lower,
     }
-    thirds = np.array_split(np.argsort(found.mean.numpy()), 3)
+    thirds = np.array_split(np.argsort(predicted.mean.numpy()), 3)
     how: dict[str, Any] = {"covered": np.mean, "attainable": np.mean, "least": np.min}
-    return pd.DataFrame({name: [how[name](rows[name][one]) for one in thirds] for name in rows})
+    return pd.DataFrame({name: [how[name](rows[name][third]) for third in thirds] for name in rows})
 
 
 def _counts(means: np.ndarray, size: float | None) -> Any:
@@ -80,8 +82,8 @@ def main(
     rows = []
     for kind in KINDS:
         for size in n:
-            parts = [coverage(kind, size, seed) for seed in range(seeds)]
-            whole = pd.concat(parts, keys=range(seeds)).groupby(level=1)
+            tables = [coverage(kind, size, seed) for seed in range(seeds)]
+            whole = pd.concat(tables, keys=range(seeds)).groupby(level=1)
             mean, least = whole.mean(), whole.min()
             for third, name in enumerate(("lower", "middle", "upper")):
                 rows.append(

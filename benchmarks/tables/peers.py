@@ -18,9 +18,12 @@ import gpytorch
 import numpy as np
 import torch
 
-from benchmarks.tables.scores import Array, Prediction, normal
+from benchmarks.tables.scores import Array, normal
+from gpclml.tables import StackedPrediction
 
 __all__ = ["PEERS", "Peer", "missing_packages"]
+
+Predict = Callable[[Array, Array, Array, int], StackedPrediction]
 
 _FOLDS = 5
 _ADAM_STEPS, _ADAM_RATE = 100, 0.1  # of the textbook GP, as in GPyTorch's first example
@@ -37,7 +40,7 @@ class Peer(NamedTuple):
     """
 
     about: str
-    predict: Callable[[Array, Array, Array, int], Prediction]
+    predict: Predict
     package: str = ""
 
 
@@ -51,17 +54,20 @@ def missing_packages(names: tuple[str, ...]) -> dict[str, str]:
     }
 
 
-def _mean(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
+def _mean(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
     return normal(np.full(len(test_x), y.mean()), y.std(ddof=1))
 
 
-def _with_residuals(make: Callable[[int], Any]) -> Callable[[Array, Array, Array, int], Prediction]:
+def _add_residuals(
+    make: Callable[[int], Any],
+) -> Callable[[Array, Array, Array, int], StackedPrediction]:
     """A regressor's predictions, and the spread of its errors on rows it was not trained on."""
 
-    def predict(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
+    def predict(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
         from sklearn.model_selection import KFold, cross_val_predict
 
         folds = KFold(_FOLDS, shuffle=True, random_state=seed)
+        # Residuals of training rows would be far too small.
         out_of_fold = cross_val_predict(make(seed), x, y, cv=folds)
         mean = make(seed).fit(x, y).predict(test_x)
         return normal(mean, np.sqrt(np.mean((y - out_of_fold) ** 2)))
@@ -103,12 +109,13 @@ def _lightgbm(seed: int) -> Any:
     return LGBMRegressor(random_state=seed, n_jobs=1, verbose=-1)
 
 
-def _sklearn_gp(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
+def _sklearn_gp(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
     from sklearn.preprocessing import StandardScaler
 
+    # As in scikit-learn's documentation, with a lengthscale for each input.
     kernel = ConstantKernel() * RBF(np.ones(x.shape[1])) + WhiteKernel()
     scaler = StandardScaler().fit(x)
     gp = GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed)
@@ -130,10 +137,10 @@ def _settings_of_botorch() -> Iterator[None]:
         yield
 
 
-def _botorch(rbf: bool) -> Callable[[Array, Array, Array, int], Prediction]:
+def _botorch(rbf: bool) -> Predict:
     """``SingleTaskGP`` as it comes, or with a Matern kernel under the same priors."""
 
-    def predict(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
+    def predict(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
         from botorch.exceptions.warnings import OptimizationWarning
         from botorch.fit import fit_gpytorch_mll
         from botorch.models import SingleTaskGP
@@ -171,9 +178,10 @@ class _TextbookGP(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def _gpytorch(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
+def _gpytorch(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
     from sklearn.preprocessing import StandardScaler
 
+    # GPyTorch's examples leave scaling to the user.
     inputs, targets = StandardScaler().fit(x), StandardScaler().fit(y[:, None])
     train_y = torch.tensor(targets.transform(y[:, None])[:, 0])
     model = _TextbookGP(torch.tensor(inputs.transform(x)), train_y).double()
@@ -187,8 +195,8 @@ def _gpytorch(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
         optimizer.step()
     model.eval()
     with torch.no_grad():
-        found = cast(Any, model.likelihood(model(torch.tensor(inputs.transform(test_x)))))
-        mean, deviation = found.mean.numpy(), found.variance.sqrt().numpy()
+        predicted = cast(Any, model.likelihood(model(torch.tensor(inputs.transform(test_x)))))
+        mean, deviation = predicted.mean.numpy(), predicted.variance.sqrt().numpy()
     scale, offset = float(cast(Any, targets.scale_)[0]), float(cast(Any, targets.mean_)[0])
     return normal(offset + scale * mean, scale * deviation)
 
@@ -199,12 +207,12 @@ PEERS: Mapping[str, Peer] = {
     "gpytorch": Peer("GPyTorch's ExactGP, RBF with ARD, 100 steps of Adam at .1", _gpytorch),
     "sklearn-gp": Peer("scikit-learn's GP, RBF with ARD and white noise", _sklearn_gp),
     "hist-gb": Peer(
-        "scikit-learn's HistGradientBoostingRegressor", _with_residuals(_gradient_boosting)
+        "scikit-learn's HistGradientBoostingRegressor", _add_residuals(_gradient_boosting)
     ),
-    "forest": Peer("scikit-learn's RandomForestRegressor", _with_residuals(_forest)),
-    "catboost": Peer("CatBoostRegressor", _with_residuals(_catboost), "catboost"),
-    "lightgbm": Peer("LGBMRegressor", _with_residuals(_lightgbm), "lightgbm"),
-    "ridge": Peer("scikit-learn's RidgeCV", _with_residuals(_ridge)),
+    "forest": Peer("scikit-learn's RandomForestRegressor", _add_residuals(_forest)),
+    "catboost": Peer("CatBoostRegressor", _add_residuals(_catboost), "catboost"),
+    "lightgbm": Peer("LGBMRegressor", _add_residuals(_lightgbm), "lightgbm"),
+    "ridge": Peer("scikit-learn's RidgeCV", _add_residuals(_ridge)),
     "mean": Peer("mean and standard deviation of the training targets", _mean),
 }
 """By name, trees and baselines last."""

@@ -1,4 +1,4 @@
-"""What the report says: ranks and scores, wins, regret of choosing one model, poor fits."""
+"""What the report says: ranks and scores, wins, and the regret of choosing one model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from benchmarks.tables.peers import PEERS
 from gpclml.errors import DataError
 
 __all__ = [
-    "corrected_error", "draw_figure", "poor_fits", "regrets", "sections", "standing", "win_table",
-    "worst_cases",
+    "corrected_error", "draw_figure", "regrets", "sections", "standing", "win_table",
 ]  # fmt: skip
 
 KEY = ["table", "n", "split"]
@@ -33,8 +32,6 @@ HIGH_NLL = 5.0
 """An NLL above it is counted: with the mean and deviation of the training targets it is 1.4."""
 
 _TWO = float(norm.cdf(2.0))
-_COLLAPSED, _PREDICTABLE = 0.98, 0.8  # of the RMSE of the mean
-_NATS = 0.5  # of LML below a kernel that is contained
 _MOST_ROWS = 100  # of a list
 _CURVES = ("lml", "bic", "loo", "clml_80")
 
@@ -54,7 +51,6 @@ def sections(cells: pandas.DataFrame) -> Iterator[str]:
     if len(single) > 1:
         about = _ABOUT_REGRET.format(models=", ".join(single[:-1]) + " and " + single[-1])
         yield section("Choosing one model", about, table(_regret_table(whole)))
-        yield from _fits(whole)
     failed = whole[whole["failure"] != ""]
     if len(failed):
         listed = failed[[*KEY, "method", "failure"]].set_index(KEY).head(_MOST_ROWS)
@@ -92,6 +88,7 @@ _FORMATS = {
 
 def _whole(cells: pandas.DataFrame) -> pandas.DataFrame:
     """The cells of rows that every method has been run on."""
+    # Means over other rows would compare rows, not methods.
     count = cells.groupby(KEY)["method"].transform("nunique")
     return cells[count == cells["method"].nunique()]
 
@@ -105,13 +102,13 @@ def _about(cells: pandas.DataFrame, whole: pandas.DataFrame) -> str:
     absent = [name for name in METHODS if name not in set(whole["method"])]
     left_out = cells.groupby(KEY).ngroups - whole.groupby(KEY).ngroups
     cases = whole.groupby(["table", "n"]).ngroups
-    parts = [
+    sentences = [
         f"{len(tables)} {half}: {', '.join(sorted(tables))}.",
         f"{cases} cases, {whole['split'].nunique()} splits at most.",
         f"Not run, or not installed: {', '.join(absent)}." if absent else "",
         f"Left out: {left_out} splits that some methods have not been run on." if left_out else "",
     ]
-    return " ".join(filter(None, parts))
+    return " ".join(filter(None, sentences))
 
 
 def _described(cells: pandas.DataFrame) -> pandas.DataFrame:
@@ -129,6 +126,7 @@ def _pivot(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
 
 def _cases(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
     """Means over splits, NaN for a method that failed in one."""
+    # No mean over the splits that worked: a failure is no missing value.
     return _pivot(cells, metric).groupby(level=["table", "n"]).agg(lambda v: v.mean(skipna=False))
 
 
@@ -143,17 +141,19 @@ def _over_tables(values: Any) -> Any:
 
 def standing(cells: pandas.DataFrame) -> pandas.DataFrame:
     """A row for each method: ranks, mean scores, coverage, failures, seconds; best NLL first."""
-    of_tables = {metric: _over_tables(_cases(cells, metric)) for metric in ("nll", "crps", "rmse")}
-    nll, cases = of_tables["nll"], cells.groupby("method")
-    found = pandas.DataFrame(
+    table_means = {
+        metric: _over_tables(_cases(cells, metric)) for metric in ("nll", "crps", "rmse")
+    }
+    nll, cases = table_means["nll"], cells.groupby("method")
+    results = pandas.DataFrame(
         {
             "rank NLL": _ranks(cells, "nll").mean(),
             "rank CRPS": _ranks(cells, "crps").mean(),
             "rank RMSE": _ranks(cells, "rmse").mean(),
             "NLL": nll.mean(),
             "NLL without worst": (nll.sum() - nll.max()) / (nll.count() - 1),
-            "CRPS": of_tables["crps"].mean(),
-            "RMSE": of_tables["rmse"].mean(),
+            "CRPS": table_means["crps"].mean(),
+            "RMSE": table_means["rmse"].mean(),
             "coverage 50": _over_tables(_cases(cells, "coverage_50")).mean(),
             "coverage 95": _over_tables(_cases(cells, "coverage_95")).mean(),
             f"NLL > {HIGH_NLL:g}": cases["nll"].agg(lambda v: int((v > HIGH_NLL).sum())),
@@ -161,7 +161,7 @@ def standing(cells: pandas.DataFrame) -> pandas.DataFrame:
             "seconds": cases["seconds"].median(),
         }
     )
-    return found.sort_values("rank NLL").rename_axis(index="method")
+    return results.sort_values("rank NLL").rename_axis(index="method")
 
 
 def _size(n: int) -> int:
@@ -203,6 +203,7 @@ def win_table(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
     for case, splits in scores.groupby(level=["table", "n"]):
         values = splits.to_numpy()
         share = float(shares.loc[case, "num_test"] / shares.loc[case, "num_data"])
+        # Few splits: Student's quantile in place of two.
         errors = t.ppf(_TWO, len(values) - 1) if len(values) > 1 else math.inf
         for i in range(len(methods)):
             for j in range(len(methods)):
@@ -229,10 +230,12 @@ def regrets(cells: pandas.DataFrame) -> pandas.DataFrame:
     nll = _pivot(cells, "nll")
     single = _single_models(cells)
     ours = nll[single]
+    # Hindsight: no criterion can be below it but a mixture.
     best, chosen = ours.min(axis=1), {}
     for criterion in CRITERIA:
         if criterion in cells:
             values = _pivot(cells, criterion).reindex(index=ours.index, columns=single)
+            # What has no predictions cannot be chosen.
             values = values.where(ours.notna())  # a model without predictions cannot be chosen
             known = values.notna().any(axis=1)
             names = values[known].idxmax(axis=1)
@@ -244,21 +247,21 @@ def regrets(cells: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _regret_table(cells: pandas.DataFrame) -> pandas.DataFrame:
-    found = regrets(cells)
-    of_tables = _over_tables(found)
-    sizes = found.index.get_level_values("n").map(_size)
+    results = regrets(cells)
+    table_means = _over_tables(results)
+    sizes = results.index.get_level_values("n").map(_size)
     columns: dict[str, Any] = {
-        "what": [CRITERIA.get(name.removeprefix("by "), METHODS.get(name, "")) for name in found],
-        "median": [f"{of_tables[name].median():+.3f}" for name in found],
-        "all": [with_error(of_tables[name].dropna(), sign="+") for name in found],
+        "what": [CRITERIA.get(name.removeprefix("by "), METHODS.get(name, "")) for name in results],
+        "median": [f"{table_means[name].median():+.3f}" for name in results],
+        "all": [with_error(table_means[name].dropna(), sign="+") for name in results],
         "without worst": [
-            with_error(of_tables[name].dropna().sort_values()[:-1], sign="+") for name in found
+            with_error(table_means[name].dropna().sort_values()[:-1], sign="+") for name in results
         ],
     }
     for size in sorted(set(sizes)):
-        part = _over_tables(found[sizes == size])
-        columns[f"n ≤ {size}"] = [with_error(part[name].dropna(), sign="+") for name in found]
-    return pandas.DataFrame(columns, pandas.Index(list(found), name="choice"))
+        sized = _over_tables(results[sizes == size])
+        columns[f"n ≤ {size}"] = [with_error(sized[name].dropna(), sign="+") for name in results]
+    return pandas.DataFrame(columns, pandas.Index(list(results), name="choice"))
 
 
 def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
@@ -276,17 +279,17 @@ def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
         raise DataError(
             f"The figure needs cells of {', '.join(missing)}. Run them, or leave it out."
         )
-    found = regrets(_whole(cells))
-    sizes = found.index.get_level_values("n").map(_size)
+    results = regrets(_whole(cells))
+    sizes = results.index.get_level_values("n").map(_size)
     names = [f"by {name}" for name in _CURVES]
     names += ["always rbf", "always matern"]
-    names += [name for name in found if name in METHODS and name not in PEERS]
+    names += [name for name in results if name in METHODS and name not in PEERS]
     figure = new_figure(6.4, 4.4, layout="constrained")
     axes: Any = figure.subplots()
-    for place, name in enumerate(name for name in names if name in found):
-        means = _median_over_tables(found[name], sizes)
+    for index, name in enumerate(name for name in names if name in results):
+        means = _median_over_tables(results[name], sizes)
         style = "-" if name.startswith("by") else "--" if name.startswith("always") else ":"
-        axes.plot(means.index, means, style, marker="o", color=f"C{place}", label=name)
+        axes.plot(means.index, means, style, marker="o", color=f"C{index}", label=name)
     axes.set_xscale("log")
     axes.set_xticks(sorted(set(sizes)), [str(size) for size in sorted(set(sizes))])
     axes.set_xlabel("training rows n")
@@ -298,62 +301,8 @@ def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
 
 
 def _median_over_tables(values: pandas.Series, sizes: Any) -> pandas.Series:
-    of_tables = values.groupby([values.index.get_level_values("table"), sizes]).mean()
-    return of_tables.groupby(level=1).median().dropna()
-
-
-def worst_cases(cells: pandas.DataFrame) -> pandas.DataFrame:
-    """This library's largest NLLs, with that of the best peer on the same rows."""
-    nll = _pivot(cells, "nll")
-    peers = nll[[name for name in nll if name in PEERS]].min(axis=1).rename("best peer")
-    ours = cells[~cells["method"].isin(list(PEERS))].nlargest(15, "nll").set_index(KEY)
-    return ours[["method", "nll", "rmse"]].join(peers)
-
-
-def poor_fits(cells: pandas.DataFrame) -> pandas.DataFrame:
-    """Fits of single models that failed or ended where a better end is known of.
-
-    - ``said``: the fit itself says that it failed;
-    - ``no better than the mean`` in RMSE, where another method is by a fifth;
-    - ``NLL``: above 5;
-    - ``below rbf``: the LML of rq or deep, which contain rbf, is half a nat below rbf's.
-
-    Returns:
-        A row for each, indexed by table, n and split.
-    """
-    rmse, lml = _pivot(cells, "rmse"), _pivot(cells, "lml")
-    found = []
-    for row in cells[cells["method"].isin(CANDIDATES)].to_dict("records"):
-        key, method = (row["table"], row["n"], row["split"]), row["method"]
-        why = []
-        if row.get("problem"):
-            why.append(f"said: {row['problem'].partition('. ')[0]}")
-        if "mean" in rmse and rmse.loc[key].min() < _PREDICTABLE * rmse.at[key, "mean"]:
-            why += ["no better than the mean"] * bool(
-                row["rmse"] >= _COLLAPSED * rmse.at[key, "mean"]
-            )
-        if row["nll"] > HIGH_NLL:
-            why.append(f"NLL {row['nll']:.1f}")
-        if method in ("rq", "deep") and row["lml"] < lml.at[key, "rbf"] - _NATS:
-            why.append(f"LML {row['lml'] - lml.at[key, 'rbf']:.1f} below rbf")
-        if why:
-            found.append([*key, method, "; ".join(why)])
-    return pandas.DataFrame(found, columns=[*KEY, "method", "why"]).set_index(KEY).sort_index()
-
-
-def _fits(cells: pandas.DataFrame) -> Iterator[str]:
-    worst = worst_cases(cells)
-    formats = {"nll": ".2f", "rmse": ".3f", "best peer": ".2f"}
-    yield section("Worst cases", "The largest NLLs of this library's methods, and the best peer's "
-                  "on the same rows.", table(_texts(worst, formats)))  # fmt: skip
-    poor = poor_fits(cells)
-    about = (
-        f"{len(poor)} of {int(cells['method'].isin(CANDIDATES).sum())} fits of single models say "
-        "that they failed, are no better than the mean where another method is by a fifth, have an "
-        "NLL above 5, or end below a kernel that they contain."
-    )
-    shown = [table(poor.head(_MOST_ROWS))] if len(poor) else []
-    yield section("Poor fits", about, *shown)
+    table_means = values.groupby([values.index.get_level_values("table"), sizes]).mean()
+    return table_means.groupby(level=1).median().dropna()
 
 
 def _texts(values: pandas.DataFrame, formats: dict[str, str]) -> pandas.DataFrame:

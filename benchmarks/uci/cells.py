@@ -107,6 +107,7 @@ def _prepare(cell: Mapping[str, Any]) -> _Prepared:
     importlib.import_module("botorch.optim.fit")  # else the first fit would, and be timed
     data = load(cell["dataset"])
     rows = training_rows(data.num_data, cell["n"], cell["seed"])
+    # Standardization happens in this type too, as a user's would.
     units = {"dtype": getattr(torch, cell["dtype"]), "device": cell["device"]}
     x, y = data.inputs.to(**units), data.targets.to(**units)
     start = time.perf_counter()
@@ -121,6 +122,7 @@ def _prepare(cell: Mapping[str, Any]) -> _Prepared:
 def _evaluate(prepared: _Prepared, steps: int, message: str, seconds: float) -> Metrics:
     """Tests a model after so many steps and seconds of training."""
     model = cast(GPRegression, prepared.mll.model)
+    # Predictions leave the model in eval mode.
     prepared.mll.train()
     with torch.no_grad():
         objective = -float(fixed_loss(prepared.mll))
@@ -152,7 +154,8 @@ def batch_label(cell: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def most_in_batch(cell: Mapping[str, Any]) -> int:
     """How many cells like this one are best trained together; 1 for those that cannot be."""
-    if not has_fixed_steps(cell["kernel"], cell["mean"]):
+    fixed = has_fixed_steps(cell["kernel"], cell["mean"])
+    if not fixed or cell["objective"] == "lml-subset":  # whose points others do not condition on
         return 1
     return suggest_batch_size(cell["n"], cell["device"], keeps_memory=True)  # the runner sees to it
 

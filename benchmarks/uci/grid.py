@@ -140,12 +140,14 @@ def make_grid(
         for kernel, mean in itertools.product(product.kernels, product.means):
             optimizer_for(kernel, mean)
         _check_numbers(product)
+    # Every data set is loaded once here, so that a missing file is told before a cell runs.
     names = {name for product in products for name in product.datasets}
     sizes = {name: data.load(name).num_data for name in sorted(names)}
     num_train = {name: len(data.split(n, 0).train) for name, n in sizes.items()}
     for product in products:
         _check_sizes(product, num_train, leave_out)
     cells = (cell for product in products for cell in product_cells(product, num_train, device))
+    # Products overlap: a cell of two of them is one.
     return list({tuple(cell.items()): cell for cell in cells}.values())
 
 
@@ -164,6 +166,7 @@ def product_cells(
         if n > num_train[name]:
             continue
         optimizer = optimizer_for(kernel, mean)
+        # None where a setting does not matter: sweeps over it share the cell.
         adam = optimizer == "adam"
         yield {
             "dataset": name,

@@ -29,18 +29,18 @@ _FIRST_OBJECTIVES = ("lml", "clml")
 
 def labels(cells: pandas.DataFrame, name: str, settings: Sequence[str]) -> pandas.Series:
     """The entry of each cell in a column, with those of its settings that differ within it."""
-    found = cells[name].copy()
+    labelled = cells[name].copy()
     for _, group in cells.groupby(name):
         for setting in settings:
             values = group[setting].dropna()
             if values.nunique() > 1:
-                found[values.index] += values.map(lambda value, s=setting: f" {s}={value}")
-    return found
+                labelled[values.index] += values.map(lambda value, s=setting: f" {s}={value}")
+    return labelled
 
 
 def ordered_objectives(labels: Iterable[str]) -> list[str]:
     """The distinct objectives in the order of tables and figures: the LML first, then the CLML."""
-    rank = {name: place for place, name in enumerate(_FIRST_OBJECTIVES)}
+    rank = {name: level for level, name in enumerate(_FIRST_OBJECTIVES)}
     return sorted(set(labels), key=lambda label: (rank.get(label.split()[0], len(rank)), label))
 
 
@@ -75,7 +75,9 @@ def paired_differences(
     """
     keys = [*on, "seed"]
     other = baseline[[*keys, metric]].rename(columns={metric: "baseline"})
+    # Raises where a baseline has two cells for a pair.
     pairs = cells.merge(other, on=keys, validate="many_to_one")
+    # A deep kernel that fell back is the plain one up to rounding.
     difference = pairs[metric] - pairs["baseline"]
     pairs["difference"] = difference.where(difference.abs() > _ROUNDING, 0.0)
     return means(pairs, "difference", CELL)
@@ -103,6 +105,7 @@ def sign_test(differences: Iterable[float]) -> tuple[int, int, float]:
         The number below zero, the number that is not zero, and the two-sided p-value of the
         sign test (1 where all are zero).
     """
+    # Ties say nothing of either side.
     nonzero = [value for value in differences if value]
     below = sum(value < 0 for value in nonzero)
     return below, len(nonzero), float(binomtest(below, len(nonzero)).pvalue) if nonzero else 1.0
@@ -158,6 +161,7 @@ def less_plain(
         As from :func:`benchmarks.uci.tables.paired_differences`; empty without the plain one.
     """
     is_plain = (done[list(plain)] == list(plain.values())).all(axis=1)
+    # The plain GP may be there under several settings that do not matter to it.
     baseline = done[is_plain].drop_duplicates(["dataset", "n", "seed"])
     return paired_differences(done[~is_plain], baseline, metric, ("dataset", "n"))
 
@@ -209,7 +213,7 @@ def win_table(done: pandas.DataFrame) -> pandas.DataFrame:
             columns[f"most unfavourable {metric.upper()}"] = pandas.Series(places, dtype=object)
     table = pandas.DataFrame(columns)
     table.index = table.index.set_names(["kernel", "objective"])
-    return table.loc[ordered_rows(table.index, place=1)]
+    return table.loc[ordered_rows(table.index, level=1)]
 
 
 def wide(values: pandas.Series) -> pandas.DataFrame:
@@ -221,19 +225,20 @@ def wide(values: pandas.Series) -> pandas.DataFrame:
     frame = values.astype(object).unstack("dataset")
     frame = frame.where(frame.notna(), "-").rename_axis(columns=None)
     frame.index = frame.index.set_names(["n", "kernel", "objective"])
-    return frame.loc[ordered_rows(frame.index, place=2)]
+    return frame.loc[ordered_rows(frame.index, level=2)]
 
 
-def ordered_rows(index: pandas.Index, place: int) -> list[Any]:
+def ordered_rows(index: pandas.Index, level: int) -> list[Any]:
     """The entries of an index whose level ``place`` holds objectives, the LML and CLML first."""
-    rank = {label: i for i, label in enumerate(ordered_objectives(index.get_level_values(place)))}
-    return sorted(index, key=lambda row: (*map(_natural, row[:place]), rank[row[place]]))
+    rank = {label: i for i, label in enumerate(ordered_objectives(index.get_level_values(level)))}
+    return sorted(index, key=lambda row: (*map(_natural, row[:level]), rank[row[level]]))
 
 
 def _natural(value: object) -> list[tuple[int, str]]:
     """A key that sorts 300 before 1000."""
     return [
-        (int(part), "") if part.isdigit() else (-1, part) for part in split(r"(\d+)", str(value))
+        (int(digits), "") if digits.isdigit() else (-1, digits)
+        for digits in split(r"(\d+)", str(value))
     ]
 
 
@@ -261,9 +266,9 @@ def _worst(differences: pandas.DataFrame) -> str:
     ratio = (differences["mean"] / differences["se"]).where(differences["mean"] > 0)
     if not ratio.notna().any():
         return "-"
-    place = ratio.idxmax()
-    row = differences.loc[place]
-    return f"{place[0]} n = {place[1]}: {row['mean']:.4f} ± {row['se']:.4f}"
+    level = ratio.idxmax()
+    row = differences.loc[level]
+    return f"{level[0]} n = {level[1]}: {row['mean']:.4f} ± {row['se']:.4f}"
 
 
 PUBLISHED_SHARE = 0.1
@@ -312,11 +317,11 @@ def published_table(done: pandas.DataFrame) -> pandas.DataFrame:
     deep = done[(done["kernel"] == "deep-bottleneck") & (done["mean"] == "constant")]
     share = deep["held_out"] == PUBLISHED_SHARE
     deep = deep[(deep["objective"] == "lml") | ((deep["objective"] == "clml") & share)]
-    own = deep.groupby(["dataset", "n", "kernel_label", "objective"])["rmse"].median()
+    medians = deep.groupby(["dataset", "n", "kernel_label", "objective"])["rmse"].median()
     rows = {}
-    for name, n, kernel in own.index.droplevel("objective").unique():
+    for name, n, kernel in medians.index.droplevel("objective").unique():
         pair = PUBLISHED_MEDIANS.get(name, {}).get(n)
-        ours = [own.get((name, n, kernel, objective)) for objective in ("lml", "clml")]
+        ours = [medians.get((name, n, kernel, objective)) for objective in ("lml", "clml")]
         if pair is not None and None not in ours:
             values = [f"{value:.3f}" for value in (*pair, *ours)]
             rows[name, n, kernel] = values
@@ -341,7 +346,7 @@ def turning_table(done: pandas.DataFrame) -> pandas.DataFrame:
     table = first.unstack("dataset").rename_axis(columns=None)
     table.index = table.index.set_names(["kernel", "objective"])
     table = table.where(table.notna(), "-")
-    return table.loc[ordered_rows(table.index, place=1)]
+    return table.loc[ordered_rows(table.index, level=1)]
 
 
 def seconds_table(done: pandas.DataFrame) -> pandas.DataFrame:

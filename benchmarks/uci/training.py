@@ -189,6 +189,7 @@ def train(
     Returns:
         The number of steps, and why the fit ended early, if it did.
     """
+    # A line search stops by itself.
     options = {} if optimizer == "lbfgs" else {"steps": steps, "lr": lr}
     if any(isinstance(module, DeepKernel) and module.residual for module in mll.modules()):
         stopped = fit_networks(mll, seed=seed, progress=False, **options)
@@ -208,6 +209,7 @@ def noting_failed_fits() -> Iterator[list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield notes
+    # What was caught is given again, but for jitter's.
     for warning in caught:
         text = str(warning.message)
         if text.startswith(_FAILED_FITS):

@@ -137,40 +137,6 @@ def test_the_sweep_is_complete_and_resumes_with_nothing_to_do(path):
     assert answer.stdout.startswith("8 of 8 cells done: ")
 
 
-def test_report_shows_the_paired_differences(path):
-    cells = labelled(load_results(path)).set_index(["surrogate", "objective", "seed"])
-    text = invoke("report", "--results", path).stdout
-
-    def row(heading, method):
-        part = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-        [line] = [line for line in part.splitlines() if f"| {method} |" in line]
-        return line.replace("**", "")
-
-    for name, heading in (("simple", "Simple"), ("inference", "Inference")):
-        logs = cells[f"log_{name}_regret"]
-        for method in (("deep", "clml"), ("single-task", "clml"), ("deep", "lml")):
-            a, b = (logs[*method, seed] - logs["single-task", "lml", seed] for seed in (0, 1))
-            # Two values: their standard error is half their distance.
-            expected = f"| {(a + b) / 2:z.3f} ± {abs(a - b) / 2:.3f} |"
-            head = f"{heading} regret less that of SingleTaskGP under the LML"
-            assert expected in row(head, " | ".join(method))
-        a, b = (logs["deep", "clml", seed] - logs["deep", "lml", seed] for seed in (0, 1))
-        expected = f"| {(a + b) / 2:z.3f} ± {abs(a - b) / 2:.3f} |"
-        assert expected in row(
-            f"{heading} regret less that of the LML, same surrogate", "deep | clml"
-        )
-    assert "nan" not in text
-
-
-def test_report_names_what_made_it(path):
-    header = invoke("report", "--results", path).stdout.partition("```\n")[2].splitlines()
-    command = header[0].removeprefix("python -m benchmarks.bo ")
-    assert invoke(command).stdout.startswith("8 of 8 cells done: ")  # it asks for the same cells
-    assert "8 cells done" in header[1]
-    assert "0 failed" in header[1]
-    assert f"torch {torch.__version__}" in header[2]
-
-
 def test_rows_and_figure(path, tmp_path):
     rows, figure = tmp_path / "rows.csv.gz", tmp_path / "a.png"
     answer = invoke("report", "--results", path, "--csv", rows, "--figure", figure)
@@ -207,18 +173,3 @@ def test_grids():
     for name in ("seeds", "iterations", "steps"):
         with pytest.raises(ArgumentError, match=name):
             make_grid(**{name: 0})
-
-
-def test_what_cannot_run_is_said_in_one_line(path, tmp_path):
-    results = tmp_path / "results.sqlite"
-    unknown = invoke("run --functions brannin --quiet", "--results", results)
-    assert unknown.exit_code == 2
-    assert unknown.stderr.startswith("Error: functions: got 'brannin'")
-    assert len(unknown.stderr.splitlines()) == 1
-    assert not results.exists()
-    missing = invoke("report", "--results", results)
-    assert missing.exit_code == 2
-    assert missing.stderr.startswith("Error: ")
-    unwritable = invoke("report", "--results", path, "--figure", tmp_path / "no" / "a.png")
-    assert unwritable.exit_code == 2
-    assert "cannot be drawn" in unwritable.stderr

@@ -11,7 +11,6 @@ import torch
 from image_files import (
     archive,
     birds,
-    characters,
     drawing,
     emnist_archive,
     head_pose_folder,
@@ -94,14 +93,6 @@ def test_characters_of_several_archives(folder, monkeypatch):
     assert columns == [22, 3, 6, 14, 17]  # (80, 10, 20, 50, 60 and 4 more) 28 / 105
     assert data.images[0, 0, :, 0].max() == 0  # paper is 0, ink bright
     assert data.of_groups(["Greek"]).labels.tolist() == [1, 1, 2, 2]
-
-
-def test_alphabets_are_groups(folder, monkeypatch):
-    characters(folder / "omniglot" / "images_background.zip", ("Greek", "Latin"))
-    register(monkeypatch, folder, ["omniglot-background"])
-    data = load_images("omniglot-background")
-    assert torch.equal(data.labels.bincount(), torch.full((4,), 20))
-    assert data.groups == ("Greek", "Latin")
 
 
 def test_birds_by_species_in_three_groups(folder):

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from PIL import Image
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
@@ -28,7 +27,6 @@ from benchmarks.dkt.published import (
     published_model,
     train_class_models,
 )
-from benchmarks.dkt.regression import SETTINGS, _train, measure_setting
 from benchmarks.dkt.studies import STUDIES, Sources, study_named
 from benchmarks.dkt.study import make_grid
 from benchmarks.runner import load_results
@@ -135,17 +133,6 @@ def test_studies_share_a_training(tmp_path, monkeypatch):
     )
     assert len(one) == 4
     assert (one == two).all()
-
-
-def test_a_page_of_examples(tmp_path):
-    line = f"examples --study digits --figure {tmp_path / 'a.png'}"
-    answer = CliRunner().invoke(app, line.split())
-    assert answer.exit_code == 0, answer.output
-    with Image.open(tmp_path / "a.png") as image:
-        assert image.width > 1000
-    answer = CliRunner().invoke(app, line.replace("digits", "periodic").split())
-    assert answer.exit_code == 2
-    assert "studies of images" in answer.output
 
 
 def test_nearest_neighbours_are_of_the_task():
@@ -278,24 +265,6 @@ def test_what_objectives_hold_out():
     assert conditioning("lml", tasks).split(9).held_out[0].numel() == 9
     held_out = conditioning("clml", tasks).split(9).held_out[0]
     assert held_out.flatten().tolist() == [3, 4, 5, 6, 7, 8]  # all but three support points
-
-
-def test_settings_of_the_regression_comparison():
-    table = measure_setting("short tasks", "rbf", steps=3, seeds=2, test_tasks=3)
-    assert list(table["objective"]) == ["lml", "clml", "clml-half"]
-    assert table["mse less LML"][0] == "+0.000 ± 0.000"
-    assert table["nll less LML"][1] != "+0.000 ± 0.000"
-    with pytest.raises(UnknownNameError, match="setting"):
-        measure_setting("study's", "rbf", 1, 2, 1)
-    model = _train(SETTINGS["and no mean"], "rbf", "clml", 1, 1)
-    near = pytest.approx(math.log(2), abs=2e-3)  # a step of Adam moves by its rate
-    assert float(model.likelihood.noise.detach()) == near
-    assert float(model.covar_module.outputscale.detach()) == near
-    assert float(model.mean_module.constant.detach()) == 0
-    model = _train(SETTINGS["and no mean"], "rbf", "lml", 1, 1)
-    assert float(model.mean_module.constant.detach()) != 0
-    model = _train(SETTINGS["study"], "rbf", "lml", 1, 1)
-    assert float(model.likelihood.noise.detach()) == pytest.approx(0.1, abs=1e-3)
 
 
 def pictures():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import subprocess
@@ -15,7 +14,9 @@ import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
 from typer.testing import CliRunner
 
-from benchmarks.speed import large, networks
+from benchmarks.evidence.training import network as make_network
+from benchmarks.speed import networks
+from benchmarks.speed.accuracy import measure_accuracy
 from benchmarks.speed.fits import (
     SEARCH_BASE,
     fit_seeds,
@@ -36,11 +37,10 @@ from benchmarks.speed.steps import (
     sampled_data,
     warm_step,
 )
-from benchmarks.speed.study import STUDY, growth, make_grid
+from benchmarks.speed.study import STUDY, make_grid
 from benchmarks.speed.timing import interleaved_times, ratios, step_memory, timed
 from gpclml.curvature import FunctionSpace, GaussianWeightPrior, Kronecker
 from gpclml.errors import ArgumentError, UnknownNameError
-from gpclml.evaluation import learning_curve
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
 from gpclml.models import GPRegression, LinearizedNetwork
 
@@ -154,8 +154,6 @@ def test_bad_arguments_are_named():
         "base": lambda: ratios(pd.DataFrame({"a": [1.0]}), "b"),
         "study": lambda: make_grid(study=("step",)),
         "set: got 'size'": lambda: make_grid(set=("size=3",)),
-        "network": lambda: networks.measure_evidence("cn"),
-        "family": lambda: large.measure_bounds("wide"),
     }.items():
         with pytest.raises(UnknownNameError, match=match):
             call()
@@ -163,6 +161,7 @@ def test_bad_arguments_are_named():
         "rounds": lambda: interleaved_times({}, rounds=0),
         "peers": lambda: measure_steps(20, methods="peers", tasks=2),
         "NAME=VALUE": lambda: make_grid(set=("n",)),
+        "architecture": lambda: networks.measure_evidence("cn"),
         "cuda:99": lambda: make_grid(device="cuda:99"),
     }.items():
         with pytest.raises(ArgumentError, match=match):
@@ -203,7 +202,7 @@ def test_small_cells_are_measured_kept_and_reported(tmp_path):
     assert ours == pytest.approx(theirs, abs=1e-3)  # GPyTorch's objective ends at the same fit
 
 
-def test_devices_are_compared_and_growth_is_a_power():
+def test_devices_are_compared():
     common = {"study": "steps", "machine": "a", "threads": 1, "dtype": "float64", "time": 0.0}
     cells = [
         common | {"device": device, "n": n, "rows": [{"method": "LML", "ms": ms * n**3}]}
@@ -213,7 +212,6 @@ def test_devices_are_compared_and_growth_is_a_power():
     text = "\n".join(STUDY.tables(done))
     assert "## Where a card begins to pay" in text
     assert "| steps | float64 | 10 | LML | 1000 | 4000 | 4 |" in text
-    assert growth(done[done["device"] == "cpu"])["ms"].tolist() == ["3.00"]
 
 
 def test_every_way_of_fitting_ends_at_the_same_models():
@@ -253,12 +251,9 @@ def test_peers_compute_the_same_value_and_gradient():
         slope = torch.autograd.grad(value.sum(), raw)[0]
         gradients.append((-raw.grad / slope * value.detach()).flatten())
     expected = torch.cat(gradients).numpy()
-    steps = peer_steps(problem)
-    assert "scikit-learn LML" in steps
-    for step in steps.values():
-        value, gradient = step()
-        assert -value == pytest.approx(ours, rel=1e-8)
-        assert gradient[-5:] == pytest.approx(expected, rel=1e-6, abs=1e-10)
+    value, gradient = peer_steps(problem)["scikit-learn LML"]()
+    assert -value == pytest.approx(ours, rel=1e-8)
+    assert gradient == pytest.approx(expected, rel=1e-6, abs=1e-10)
 
 
 def test_loops_end_at_about_the_same_regret_by_either_search():
@@ -299,7 +294,7 @@ def test_evidence_in_single_precision_is_within_two_hundredths_of_a_nat(structur
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 1, 28, 28, generator=generator)
     y = torch.randint(10, (60,), generator=generator)
-    network = networks.NETWORKS["cnn"]()
+    network = make_network("cnn-8x2", 1, 28, 10, seed=0)
     totals = []
     for dtype in (torch.float64, torch.float32):
         model = LinearizedNetwork(network.to(dtype), GaussianWeightPrior(network, "parameter"))
@@ -315,58 +310,11 @@ def test_training_steps_of_the_published_way_and_ours_are_timed():
     assert all(row["ms"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize("name", large.MODELS)
-def test_refits_compute_the_learning_curve(name):
-    model = large.MODELS[name](30)
-    refits = large._weight_refits if name == "18 features" else large._kernel_refits
-    order = torch.arange(30).unsqueeze(0)
-    with torch.no_grad():
-        torch.testing.assert_close(refits(model)(), learning_curve(model, order).squeeze(0))
-    assert large.measure_curves(name, 20, 3, seconds=0.0)[1]["speedup"] > 0
-
-
-@pytest.mark.slow
-def test_memory_of_a_bound():
-    rows = large.measure_bounds("diagonal", 3000, 40, "float64")
-    features = 40 * 3000 * 8 / 2**30
-    assert all(features < row["GiB"] < 60 * features for row in rows)
-
-
 def test_errors_of_conjugate_gradients_are_within_their_bound():
-    [row] = large.measure_accuracy("diabetes", 300, 0.1, True, block=30, rank=50)
+    [row] = measure_accuracy("diabetes", 300, 0.1, True, block=30, rank=50)
     assert row["value error"] <= row["bound"] <= 1e-3
     assert row["gradient error"] < 0.01
     assert row["LML gradient error"] < 1e-6  # below n = 800 GPyTorch's default is Cholesky too
-
-
-@pytest.fixture
-def data():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(700, 2, generator=generator)
-    y = (6 * x).sin().sum(-1) + 0.1 * torch.randn(700, generator=generator)
-    return large.Data(x[:600], y[:600], x[600:], y[600:])
-
-
-def test_trainings_are_compared_on_the_same_points(data, monkeypatch):
-    for name, value in {"FEW": 60, "CONDITION_ON": 100, "BLOCK": 20}.items():
-        monkeypatch.setattr(large, name, value)
-    # As many steps of each, where the command gives each as much time.
-    monkeypatch.setattr(large, "_timed", lambda seconds: iter(range(20)))
-    table = pd.DataFrame(large.compare_training(data, steps=20))
-    assert table["given"].tolist() == [600, 600, 60, 600, 60]
-    assert table["less than redrawn"][0] == 0
-    assert (table["NLL"] < 1.0).all()
-    assert table["error bound"].max() < 0.1
-    given_all = table.set_index(["trained on", "given"])["NLL"]
-    assert given_all["LML of fixed 60", 600] < given_all["LML of fixed 60", 60]
-
-
-def test_a_full_evaluation_says_how_good_it_is(data, monkeypatch):
-    monkeypatch.setattr(large, "_RANK_OF_ONE", 50)
-    row = large.full_evaluation(data, block=30)
-    assert row["residual"] <= 1e-3
-    assert row["error bound"] <= 1e-3
-    assert math.isfinite(row["nats per point"])
 
 
 PROGRAM = """

@@ -11,8 +11,6 @@ from typer.testing import CliRunner
 
 from benchmarks._options import check_positive, names, options_of, whole_numbers
 from benchmarks._tables import section
-from benchmarks.dkt.study import STUDY as DKT
-from benchmarks.evidence.study import STUDY as EVIDENCE
 from benchmarks.runner import load_commands, load_results, run_grid
 from benchmarks.study import Study, Sweep
 from gpclml.errors import ArgumentError, DataError
@@ -149,30 +147,6 @@ def test_lists_are_read_and_shown():
     refused = invoke(study(), "run --n one --results a.sqlite --quiet")
     assert refused.exit_code == 2
     assert refused.stderr.startswith("Error: n: got 'one', expected whole numbers")
-
-
-def failing(cell):
-    if cell["seed"] == 1:
-        raise ValueError("singular")
-    scores = {"accuracy": 0.5, "interval": 0.1, "rotation": 1.0}
-    return scores | dict.fromkeys(("evidence", "accuracy_map", "log_density_map"), 1.0)
-
-
-@pytest.mark.parametrize(
-    ("one", "cell"),
-    [
-        (DKT, {"study": "digits", "shots": 1, "kernel": "linear", "objective": "lml"}),
-        (EVIDENCE, {"study": "invariance", "data": "digits", "architecture": "mlp-8x1",
-                    "turned": 0, "invariance": "none"}),
-    ],
-    ids=["dkt", "evidence"],
-)  # fmt: skip
-def test_failed_cells_are_listed(one, cell, tmp_path):
-    cells = [cell | {"seed": seed, "device": "cpu"} for seed in (0, 1)]
-    run_grid(cells, failing, tmp_path / "a.sqlite", progress=False)
-    text = one.sections(tmp_path / "a.sqlite")
-    assert "1 cells done in" in text
-    assert text.endswith("seed 1: ValueError: singular")
 
 
 def test_numbers_that_are_none_to_count():

@@ -27,8 +27,8 @@ from benchmarks.tables.cells import (
 )
 from benchmarks.tables.counts import coverage
 from benchmarks.tables.peers import PEERS, Peer, missing_packages
-from benchmarks.tables.report import corrected_error, poor_fits, regrets, standing, win_table
-from benchmarks.tables.scores import METRICS, MixtureOfNormals, normal, score
+from benchmarks.tables.report import corrected_error, regrets, standing, win_table
+from benchmarks.tables.scores import METRICS, normal, score
 from benchmarks.tables.study import STUDY, make_grid
 from gpclml import StackedGP
 from gpclml.errors import ArgumentError, NonFiniteError, UnknownNameError
@@ -59,30 +59,6 @@ def numbers_of(metrics):
 
 def invoke(line, *more):
     return CliRunner().invoke(STUDY.make_app(), [*shlex.split(line), *map(str, more)])
-
-
-MIXTURE = MixtureOfNormals(
-    np.array([0.2, 0.5, 0.3]),
-    np.array([[0.0, 1.0], [2.0, -1.0], [-1.0, 5.0]]),
-    np.array([[1.0, 0.2], [0.5, 2.0], [3.0, 1.0]]),
-)
-TARGETS = np.array([0.4, 1.5])
-
-
-def draws(mixture, count, seed):
-    random = np.random.default_rng(seed)
-    parts = random.choice(len(mixture.weights), count, p=mixture.weights)
-    return mixture.means[parts] + mixture.deviations[parts] * random.standard_normal((count, 1))
-
-
-def test_a_mixture_beside_its_draws():
-    one, other = draws(MIXTURE, 400_000, 0), draws(MIXTURE, 400_000, 1)
-    np.testing.assert_allclose(MIXTURE.mean, one.mean(0), atol=0.02)
-    np.testing.assert_allclose(MIXTURE.cdf(TARGETS), (one <= TARGETS).mean(0), atol=0.003)
-    sampled = np.abs(one - TARGETS).mean(0) - 0.5 * np.abs(one - other).mean(0)
-    np.testing.assert_allclose(MIXTURE.crps(TARGETS), sampled, atol=0.01)
-    near = np.abs(one - TARGETS) < 0.02
-    np.testing.assert_allclose(np.exp(MIXTURE.log_density(TARGETS)), near.mean(0) / 0.04, rtol=0.05)
 
 
 def test_scores_have_no_unit():
@@ -224,17 +200,6 @@ def test_a_missing_package(monkeypatch, capsys):
         make_grid(tables=("yacht",), n=(20,), methods=("absent", "mean"))
 
 
-def test_what_a_grid_refuses():
-    with pytest.raises(UnknownNameError, match="yacht"):
-        make_grid(tables=("yachts",))
-    with pytest.raises(UnknownNameError, match="matern"):
-        make_grid(tables=("yacht",), methods=("mattern",))
-    with pytest.raises(ArgumentError, match="splits"):
-        make_grid(tables=("yacht",), splits=0)
-    with pytest.raises(ArgumentError, match="0 to 1, one of the splits"):
-        make_grid(tables=("yacht",), splits=2, first_split=2)
-
-
 def test_a_run_and_its_reports(tmp_path):
     path, rows, figure = tmp_path / "a.sqlite", tmp_path / "a.csv", tmp_path / "a.png"
     line = f"run --tables yacht --n 20 --splits 1 --most-test 8 --methods {FEW} --quiet"
@@ -251,7 +216,7 @@ def test_a_run_and_its_reports(tmp_path):
     assert of in answer.output
     assert "Not run, or not installed: by-folds, botorch" in answer.output
     assert "Left out: 2 splits that some methods have not been run on." in answer.output
-    for heading in ("Standing", "Wins in NLL", "Choosing one model", "Worst cases", "Poor fits"):
+    for heading in ("Standing", "Wins in NLL", "Choosing one model"):
         assert f"## {heading}\n" in answer.output
     assert figure.stat().st_size > 1000
     assert len(pandas.read_csv(rows, comment="#")) == len(done)
@@ -316,19 +281,6 @@ def test_regret_of_a_choice():
     assert found[STACKED].tolist() == [-0.5, 0.5]
 
 
-def test_poor_fits_are_found():
-    scores = {
-        "linear": [0.3], "rbf": [0.2], "matern": [1.0], "rq": [0.3], "deep": [7.0], "mean": [1.0]
-    }  # fmt: skip
-    lml = {"linear": [0.0], "rbf": [10.0], "matern": [9.0], "rq": [8.0], "deep": [9.9]}
-    problem = {"linear": ["It stopped. Start elsewhere."]}
-    found = poor_fits(made_cells(scores, lml=lml, problem=problem)).reset_index()
-    assert dict(zip(found["method"], found["why"], strict=True)) == {
-        "linear": "said: It stopped", "matern": "no better than the mean",
-        "rq": "LML -2.0 below rbf", "deep": "no better than the mean; NLL 7.0",
-    }  # fmt: skip
-
-
 def test_sizes_are_grouped_by_the_next():
     assert [report._size(n) for n in (18, 50, 51, 246, 400, 1000)] == [50, 50, 100, 400, 400, 1000]
 
@@ -337,6 +289,10 @@ def test_a_grid_may_start_at_a_later_split():
     settings = {"tables": ("yacht",), "n": (20,), "methods": ("mean", "rbf")}
     whole = make_grid(**settings, splits=4)
     assert make_grid(**settings, splits=4, first_split=2) == whole[4:]
+    with pytest.raises(ArgumentError, match="0 to 1, one of the splits"):
+        make_grid(**settings, splits=2, first_split=2)
+    with pytest.raises(UnknownNameError, match="matern"):
+        make_grid(tables=("yacht",), methods=("mattern",))
     assert make_grid(**settings, splits=2) + make_grid(**settings, splits=4, first_split=2) == whole
 
 

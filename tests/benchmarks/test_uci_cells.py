@@ -153,6 +153,7 @@ def density_of_rows(model, rows):
     return normal.log_prob(model.train_targets[rows])
 
 
+@pytest.mark.filterwarnings("ignore::gpclml.fit.FitWarning")  # of so few rows
 def test_the_subset_likelihood_is_that_of_its_rows_with_its_gradients():
     model = small_model()
     mll = make_objective("lml-subset", model, held_out=0.2, seed=3)
@@ -200,7 +201,7 @@ def test_only_redrawn_objectives_change_from_call_to_call(name):
 
 
 def test_metrics_of_a_batch_are_those_of_the_cells_alone():
-    together = grid(objectives=("lml", "clml", "lml-subset"), kernels=("deep-bottleneck",), seeds=2)
+    together = grid(kernels=("deep-bottleneck",), seeds=2)
     together.append({**together[0], "n": 10**6})
     *answers, bad = run_cells(together)
     assert isinstance(bad, ArgumentError)
@@ -213,6 +214,7 @@ def test_metrics_of_a_batch_are_those_of_the_cells_alone():
 
 def test_only_cells_with_a_fixed_number_of_adam_steps_are_batched():
     cells = grid(kernels=("deep-bottleneck", "deep", "rbf"))
+    assert most_in_batch({**cells[0], "objective": "lml-subset"}) == 1
     assert {cell["kernel"] for cell in cells if most_in_batch(cell) > 1} == {"deep-bottleneck"}
     assert {most_in_batch({**cell, "n": 700}) for cell in cells} == {1}
     shares = grid(kernels=("deep-bottleneck",), held_out=(0.1, 0.5), seeds=2)

@@ -51,11 +51,13 @@ class Example:
 
     def arguments(self) -> dict[str, Any]:
         """Valid arguments, with the defaults of those that were left out."""
+        # New objects at each call: a call may change what it is given.
         given = self.make()
         try:
             parameters = inspect.signature(self.call).parameters
         except ValueError:
             return given
+        # Defaults of these types are arguments that a fuzzer can make wrong.
         simple = int, float, str, bool, tuple
         for name, parameter in parameters.items():
             if name not in given and isinstance(parameter.default, simple):
@@ -76,6 +78,7 @@ def _packages() -> list[str]:
 
 
 def _named(name: str) -> Callable:
+    # The longest module that the name begins with is its own.
     modules = [*_packages(), *_MODULES]
     module = max((m for m in modules if f"gpclml.{name}".startswith(f"{m}.")), key=len)
     path = f"gpclml.{name}".removeprefix(f"{module}.")
@@ -96,7 +99,7 @@ def public_callables() -> Mapping[str, Callable]:
     Errors, warnings, records without a check of their own (dataclasses that take what they are
     given), abstract classes and names of types are left out.
     """
-    found: dict[str, Callable] = {}
+    callables: dict[str, Callable] = {}
     for package in sorted([*_packages(), *_MODULES]):
         room = package.removeprefix("gpclml.")
         if room.startswith("_") or room in _NO_ROOMS:
@@ -104,9 +107,9 @@ def public_callables() -> Mapping[str, Callable]:
         module = importlib.import_module(package)
         for name in module.__all__:
             value = getattr(module, name)
-            if _is_called(value) and all(value is not other for other in found.values()):
-                found[f"{room}.{name}"] = value
-    return found
+            if _is_called(value) and all(value is not other for other in callables.values()):
+                callables[f"{room}.{name}"] = value
+    return callables
 
 
 def _is_called(value: object) -> bool:

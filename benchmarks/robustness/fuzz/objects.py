@@ -43,6 +43,7 @@ def placed(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 def here(value: T) -> T:
     """A tensor or a module, moved to where everything is made; integers stay integers."""
+    # A context variable: makers need no argument that says where.
     device, dtype = _PLACE.get()
     if isinstance(value, Tensor) and not value.is_floating_point():
         return value.to(device)

@@ -62,6 +62,7 @@ def wrong_values(value: object, is_size: bool) -> Wrong:
     if isinstance(value, bool):
         return wrong | _kind("number", st.just(2))
     if isinstance(value, int):
+        # Beyond 64 bits on both sides, where torch raises errors of its own.
         integers = st.integers(-(2**63) - 1, 0) if is_size else st.integers(-(2**64), 2**64)
         return wrong | _kind("number", integers | st.sampled_from([value + 0.5, math.nan, "3"]))
     if isinstance(value, float):
@@ -81,23 +82,23 @@ def _kind(kind: str, values: st.SearchStrategy) -> Wrong:
 
 def _wrong_sequences(values: Sequence, is_size: bool) -> Wrong:
     same = list if isinstance(values, list) else tuple
-    found = _kind("empty", st.just(same()))
+    strategy = _kind("empty", st.just(same()))
     if not len(values):
-        return found
+        return strategy
     lengths = st.sampled_from([same(values[:-1]), same([*values, values[-1]])])
     element = wrong_values(values[0], is_size)
     first = element.map(lambda wrong: (wrong[0], same([wrong[1], *values[1:]])))
-    return found | _kind("shape", lengths) | first
+    return strategy | _kind("shape", lengths) | first
 
 
 def _wrong_mappings(values: dict, is_size: bool) -> Wrong:
-    found = _kind("empty", st.just({}))
+    strategy = _kind("empty", st.just({}))
     for key, value in list(values.items())[:1]:
         entry = wrong_values(value, is_size).map(
             lambda wrong, key=key: (wrong[0], {**values, key: wrong[1]})
         )
-        found = found | _kind("name", st.just({"no such name": value})) | entry
-    return found
+        strategy = strategy | _kind("name", st.just({"no such name": value})) | entry
+    return strategy
 
 
 def _wrong_tensors(value: Tensor) -> Wrong:
@@ -109,6 +110,7 @@ def _wrong_tensors(value: Tensor) -> Wrong:
         longer = torch.cat([value, value.narrow(dim, size - 1, 1)], dim)
         shapes += [value.select(dim, 0), value.narrow(dim, 0, size - 1), longer]
         empty.append(value.narrow(dim, 0, 0))
+    # A square matrix transposed has the same shape, and may be right.
     if value.ndim > 1 and value.shape[-1] != value.shape[-2]:
         shapes.append(value.mT)
     other_types = (torch.int64, torch.bool, torch.complex128, torch.float16, torch.float32)
@@ -123,17 +125,18 @@ def _wrong_tensors(value: Tensor) -> Wrong:
     def changed(number: float, everywhere: bool) -> Tensor:
         if value.dtype == torch.uint8:
             number = max(number, 0)
+        # One wrong entry is missed more easily than all.
         copy = torch.full_like(value, number) if everywhere else value.clone()
         if copy.numel():
             copy.view(-1)[0] = number
         return copy
 
-    found = _kind("shape", st.sampled_from([shape.clone() for shape in shapes]))
-    found = found | _kind("dtype", st.sampled_from(dtypes))
-    found = found | _kind("type", st.sampled_from([value.tolist(), value.numpy()]))
-    found = found | _kind("device", st.just(value.to("meta")))
-    found = found | _kind("number", st.builds(changed, numbers, st.booleans()))
-    return found | _kind("empty", st.sampled_from(empty)) if empty else found
+    strategy = _kind("shape", st.sampled_from([shape.clone() for shape in shapes]))
+    strategy = strategy | _kind("dtype", st.sampled_from(dtypes))
+    strategy = strategy | _kind("type", st.sampled_from([value.tolist(), value.numpy()]))
+    strategy = strategy | _kind("device", st.just(value.to("meta")))
+    strategy = strategy | _kind("number", st.builds(changed, numbers, st.booleans()))
+    return strategy | _kind("empty", st.sampled_from(empty)) if empty else strategy
 
 
 @st.composite
@@ -142,6 +145,7 @@ def wrong_arguments(draw: Any, example: Example) -> tuple[str, str, dict[str, An
 
     The kind is "several" where there are two.
     """
+    # The same arguments for the same draws: shrinking repeats calls.
     torch.manual_seed(0)
     arguments = example.arguments()
     known = [name for name in arguments if name != "self"]
@@ -242,6 +246,7 @@ def fuzz(example: Example, calls: int, seed: int, limit: float = 60.0) -> list[d
         outcome, error = perform(example, arguments, kind, limit)
         rows.append({"callable": example.name, "kind": kind, "wrong": told, "outcome": outcome,
                      "error": error})  # fmt: skip
+        # The failure that hypothesis makes smaller.
         assert outcome not in ("raw", "hang"), error
 
     with contextlib.suppress(AssertionError), contextlib.redirect_stdout(io.StringIO()):
@@ -285,6 +290,7 @@ def _limit_memory() -> None:
     with contextlib.suppress(ImportError):
         import resource
 
+        # A call that asks for the whole memory raises, and is counted, instead of ending the run.
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
 
 
