@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpclml.evaluation import Comparison
-from gpclml.evaluation.findings import joined
+from gpclml.evaluation.comparison import joined
 from gpclml.tables.columns import CategoryColumn, NumberColumn
 from gpclml.tables.encoding import InputEncoding
 from gpclml.tables.predictions import PREDICTED_SHARE, Choice, ColumnEffect, PredictionScores
