@@ -40,9 +40,7 @@ __all__ = ["SIX", "run_architecture", "run_size"]
 _DRAWS = 100
 _TEST_DRAWS = 30
 _SEED_STEP = 1000  # so that no two cells of a study share a start
-_SGLD: dict[str, Any] = {
-    "count": 10, "cycles": 1, "epochs_per_cycle": 10, "batch_size": 100, "exploration": 0.0,
-}  # fmt: skip
+_SGLD: dict[str, Any] = {"count": 10, "epochs": 10, "batch_size": 100}
 
 
 def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:

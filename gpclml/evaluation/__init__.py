@@ -1,8 +1,7 @@
 """Evaluation of models: scores, calibration, and comparisons of several models with plots."""
 
 from gpclml.evaluation.calibration import expected_calibration_error, fit_temperature
-from gpclml.evaluation.comparison import Comparison, compare, score_models
-from gpclml.evaluation.findings import Finding
+from gpclml.evaluation.comparison import Comparison, Finding, compare, score_models
 from gpclml.evaluation.model_scores import (
     CRITERIA,
     ModelScores,

@@ -45,6 +45,7 @@ def expected_calibration_error(
     check_classes("labels", labels, probabilities.shape[-1])
     check_finite("probabilities", probabilities)
     confidence, guess = probabilities.detach().double().max(-1)
+    # The mean of a bin times its share of points is its sum over all points.
     excess = confidence - (guess == labels).double()
     index = (confidence * bins).long().clamp(0, bins - 1)
     sums = torch.bincount(index.flatten(), weights=excess.flatten())
@@ -90,6 +91,7 @@ def fit_temperature(outputs: ArrayLike, labels: ArrayLike) -> float:
         penalty = 0.5 * (log_temperature / LOG_TEMPERATURE_DEVIATION) ** 2
         return penalty - float(draws.gather(-1, index).squeeze(-1).logsumexp(0).sum())
 
+    # In the logarithm, in which the prior is normal and halving weighs as much as doubling.
     limits = (-_LARGEST_LOG, _LARGEST_LOG)
     optimum = minimize_scalar(loss, bounds=limits, method="bounded", options={"xatol": 1e-6})
     return math.exp(optimum.x)  # pyright: ignore[reportAttributeAccessIssue]

@@ -63,7 +63,7 @@ def copied_rows(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.bo
         equal = _num_pairs(rows) if chance < 1 or equal >= _SURELY else 0
         counts = [np.bincount(column[~copied]) for column in columns[:, :-1].T]
         # Of a column whose values are all different none is expected twice.
-        same = [((one[one > 1] / len(first)) ** 2).sum() for one in counts]
+        same = [((times[times > 1] / len(first)) ** 2).sum() for times in counts]
         expected = float(np.prod(same)) * len(y) * (len(y) - 1) / 2
     return copied if equal > expected + 3 * expected**0.5 else np.zeros_like(copied)
 

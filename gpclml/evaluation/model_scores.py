@@ -72,6 +72,7 @@ class PairedDifference:
         It is a normal approximation, as in R's ``loo_compare``, and 0.5 if value and error are both
         within 1e-6 nats of zero.
         """
+        # Equal models differ by rounding, whose sign says nothing; NaN passes both conditions.
         if max(abs(self.value), self.standard_error) < ROUNDING:
             return 0.5
         if self.standard_error == 0.0:
@@ -160,6 +161,7 @@ def favourites(scores: Mapping[str, ModelScores]) -> dict[Criterion, str]:
     for criterion in CRITERIA:
         values = {name: scores[name].value(criterion) for name in scored_in(criterion, scores)}
         if values:
+            # Of models that differ by rounding the first-ranked, not the one that rounding favours.
             least = max(values.values()) - ROUNDING
             best[criterion] = next(name for name, value in values.items() if value >= least)
     return best
@@ -189,6 +191,7 @@ def score_model(
     scale = units_of_targets(model, units)[0].cpu()
     errors: dict[str, Exception] = {}
     observed = _attempt(lambda: observed_gaussian(model, rows))
+    # Without a covariance every score fails by the same error, which is told once.
     nothing = DenseCovariance(scale.new_empty(0, 0)), scale.new_empty(0)
     covariance, residual = nothing if isinstance(observed, Exception) else observed
     if len(covariance.shape) != 2 or residual.ndim != 1:
@@ -197,6 +200,7 @@ def score_model(
     index = torch.full((len(targets),), -1)  # of each row among the observed ones
     index[rows] = torch.arange(count)
     tails = index[orders[:, m:count]]
+    # A density of targets in other units is that in training units over the scale.
     log_scale = float(scale.log())
 
     def score(
@@ -272,6 +276,7 @@ def observed_gaussian(
     """Covariance and residuals of these rows, the prior of the function that much more variable."""
     data = training_observations(model)
     if prior_scale != 1.0:
+        # Only the function varies more; noise that is not apart cannot be kept as it is.
         if data.independent_noise is None:
             got = f"{type(model.likelihood).__name__} with correlated noise"
             raise UnsupportedError("model.likelihood", got, "independent noise")
@@ -298,11 +303,12 @@ def _leave_one_out(covariance: ExactCovariance, residual: Tensor) -> tuple[Tenso
 
 def _tail_densities(covariance: ExactCovariance, residual: Tensor, tails: Tensor) -> Tensor:
     """The joint density of each tail given all other points, ``(k,)``."""
+    # From an inverse all small blocks come at once; a few large ones are cheaper, and lose fewer
+    # digits, by factors of their own.
     size = _NUMBERS_IN_BLOCKS // tails.shape[-1] ** 2
     if size < _WORTH_AN_INVERSE:
         return torch.stack([covariance.conditional_log_density(residual, tail) for tail in tails])
-    values = [covariance.block_log_densities(residual, [some]) for some in tails.split(size)]
-    return torch.cat(values)
+    return covariance.block_log_densities(residual, tails.split(size))
 
 
 @takes_arrays()
@@ -353,6 +359,7 @@ def stacking_weights(log_densities: ArrayLike, pseudo_counts: float = 0.0) -> Te
             jac=lambda w: -(densities / (w @ densities)).mean(1),
             method="SLSQP",
             bounds=[(0.0, 1.0)] * count,
+            # The simplex; without the gradients a step would take as many evaluations as models.
             constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
             options={"ftol": _TOLERANCE, "maxiter": _MOST_STEPS},
         ).x
@@ -365,6 +372,7 @@ def _regularized_weights(densities: np.ndarray, pseudo_counts: float) -> np.ndar
     count, points = densities.shape
     weights = np.full(count, 1 / count)
     for _ in range(_MOST_EM_STEPS):
+        # Every point is shared among the models by their posterior probabilities there.
         shares = weights[:, None] * densities
         shares /= shares.sum(0)
         previous = weights

@@ -114,6 +114,7 @@ def plot_compare(
             value, row, xerr=None if errors is None else errors[name], fmt="o", color=colour,
             capsize=3, markerfacecolor=colour if value == best else "none",
         )  # fmt: skip
+        # The paired error is small where models fail at the same points, as they mostly do.
         if name != scored[0] and not math.isnan(paired):
             triangle = {"fmt": "^", "color": "gray", "markersize": 4, "capsize": 2}
             axes.errorbar(value, row + _BELOW, xerr=paired, **triangle)
@@ -160,9 +161,11 @@ def plot_learning_curves(
         _say_nothing_drawn(above, "learning curves")
         return panels
     count = len(compared.targets)
+    # Late terms are many and noisy: windows that widen with n average most where curves are flat.
     edges = np.unique(np.geomspace(1, count + 1, _WINDOWS + 1).round().astype(np.int64))
     middles = np.sqrt(edges[:-1] * np.maximum(edges[1:] - 1, 1))
     first = next(iter(curves))
+    # Less the first model in the same order, most of what the orders differ by cancels.
     base = curves[first][0] if len(curves) > 1 else 0.0
     means, largest = [], 0.0
     for name, (terms, style) in curves.items():
@@ -235,6 +238,7 @@ def plot_calibration(
     above, below = panels
     count = len(compared.targets)
     nominal = np.linspace(0, 1, 101)
+    # Counts in a bin, and within an interval, are binomial if points are independent.
     low, high = (float(binom.ppf(q, count, 1 / _BINS)) * _BINS / count for q in _TAILS)
     above.axhspan(low, high, color="gray", alpha=0.2, lw=0)
     low, high = (binom.ppf(q, count, nominal) / count - nominal for q in _TAILS)
@@ -244,6 +248,7 @@ def plot_calibration(
         if name not in scored:
             continue
         errors = (compared.targets - model.loo_mean) / model.loo_variance.sqrt()
+        # The probability integral transform, uniform if predictions are calibrated.
         shares = torch.special.ndtr(errors).numpy()
         heights, edges = np.histogram(shares, bins=_BINS, range=(0, 1), density=True)
         above.stairs(heights, edges, baseline=None, linewidth=1.5, **style_of(row))
@@ -328,6 +333,7 @@ def _single_input(model: ExactGP) -> Tensor | None:
     inputs = cast(tuple[Tensor, ...], model.train_inputs)
     if len(inputs) != 1 or inputs[0].shape[-1] != 1:
         return None
+    # In eval mode BoTorch's models hold their inputs transformed.
     transform = getattr(model, "input_transform", None)
     if transform is None or model.training:
         return inputs[0].detach()

@@ -88,8 +88,8 @@ def conditional_log_marginal_likelihood(
     """
     data = training_observations(model)
     split = data.split(conditioning, seeded(seed))
-    part, blocks = data.at(split, drop_missing=False)
-    values = part.covariance_by(solver, blocks).block_log_densities(part.residual, blocks)
+    used, blocks = data.at(split, drop_missing=False)
+    values = used.covariance_by(solver, blocks).block_log_densities(used.residual, blocks)
     # A missing target has its own, constant term; so has the change of units.
     offset = term_offset(model, data, units)
     offsets = [offset[..., group.to(offset.device)].sum(-1) for group in split.held_out]

@@ -131,36 +131,31 @@ def sample_sgld(
     train_y: Tensor | None = None,
     *,
     count: int = 20,
-    cycles: int = 4,
-    epochs_per_cycle: int = 20,
+    epochs: int = 20,
     batch_size: int | None = None,
     lr: float = 1e-3,
-    exploration: float = 0.8,
     seed: int = 0,
     progress: bool | None = None,
 ) -> dict[str, Tensor]:
-    r"""Draws from the posterior of the weights by Langevin dynamics with a cyclical step.
+    r"""Draws from the posterior of the weights by Langevin dynamics with a falling step.
 
     .. math:: w \leftarrow w + \epsilon \nabla \frac1N \log p(w, \mathcal D)
         + \sqrt{2 \epsilon / N}\, \xi, \qquad
-        \epsilon_k = \frac{\epsilon_0}2 \Big[\cos\Big(\pi \frac{k \bmod M}{M}\Big) + 1\Big]
+        \epsilon_k = \frac{\epsilon_0}2 \Big[\cos\Big(\pi \frac{k}{M}\Big) + 1\Big]
 
-    with the gradient of a mini-batch (Welling and Teh 2011) and M steps a cycle (Zhang et al.
-    2020, Eq. 1). The first part of a cycle explores, without noise; draws are taken evenly over
-    its rest. With smaller steps the draws follow the posterior more exactly and are more
-    correlated.
+    with the gradient of a mini-batch (Welling and Teh 2011) and M steps, a cycle of Zhang et al.
+    (2020, Eq. 1). Draws are taken evenly over the steps, so that the network should begin at its
+    mode. With smaller steps the draws follow the posterior more exactly and are more correlated.
 
     Args:
         mll: The objective, whose :meth:`~gpclml.mlls.LaplaceMarginalLogLikelihood.log_joint` is
             the density; its hyperparameters stay fixed. The network ends with the last weights.
         train_x: Points, ``(N, *event)``; or a ``DataLoader`` of pairs of points and targets.
         train_y: Their targets; None with a loader.
-        count: Number S of draws, a multiple of the cycles.
-        cycles: Number of cycles.
-        epochs_per_cycle: Passes over the data in a cycle.
+        count: Number S of draws.
+        epochs: Passes over the data.
         batch_size: Points of a batch of tensors; all if None.
         lr: The largest step :math:`\epsilon_0`, per point: N times what it is for the total.
-        exploration: Share of a cycle that explores, from which no draw is taken.
         seed: Seed of the batches and the noise.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
@@ -173,45 +168,37 @@ def sample_sgld(
         ShapeError: The numbers of points and targets differ.
         NonFiniteError: Data are not finite, or the weights diverged.
     """
-    check_counts(
-        count=count, cycles=cycles, epochs_per_cycle=epochs_per_cycle, batch_size=batch_size
-    )
+    check_counts(count=count, epochs=epochs, batch_size=batch_size)
     check_positive(lr=lr)
-    if not 0 <= exploration < 1:
-        raise ArgumentError("exploration", exploration, "at least 0 and below 1")
     generator, model = seeded(seed), cast(LinearizedNetwork, mll.model)
     device = next(iter(model.network.parameters())).device
     data = TrainingBatches(
         train_x, train_y, mll.num_data, batch_size=batch_size, generator=generator, device=device
     )
-    steps = epochs_per_cycle * len(data)
-    first, per_cycle = round(exploration * steps), count // cycles
-    if count % cycles or per_cycle > steps - first:
-        expected = f"a multiple of {cycles} cycles, at most {steps - first} for each"
-        raise ArgumentError("count", count, expected, "Take more epochs a cycle, or batches.")
+    steps = epochs * len(data)
+    if count > steps:
+        suggestion = "Take more epochs, or batches."
+        raise ArgumentError("count", count, f"at most {steps}, one a step", suggestion)
     trained = {name: p for name, p in model.network.named_parameters() if p.requires_grad}
-    kept = {steps - 1 - ((steps - first) * i) // per_cycle for i in range(per_cycle)}
+    kept = {steps - 1 - (steps * i) // count for i in range(count)}
     batches = itertools.chain.from_iterable(itertools.repeat(data))  # a pass after the other
     draws: list[dict[str, Tensor]] = []
-    with progress_bar(total=cycles * steps, desc="SGLD", progress=progress) as bar:
-        for k in itertools.chain.from_iterable(itertools.repeat(range(steps), cycles)):
-            step = lr / 2 * (math.cos(math.pi * k / steps) + 1)
-            x, y = next(batches)
-            value = mll.log_joint(model(x), y)
-            gradients = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
-            deviation = math.sqrt(2 * step / mll.num_data) if k >= first else 0.0
-            with torch.no_grad():
-                for p, gradient in zip(trained.values(), gradients, strict=True):
-                    if gradient is not None:
-                        p.add_(gradient, alpha=step)
-                    if deviation:
-                        p.add_(torch.randn(p.shape, generator=generator).to(p), alpha=deviation)
-            if k in kept:
-                draws.append({name: p.detach().clone() for name, p in trained.items()})
-                if not all(map(all_finite, draws[-1].values())):
-                    bad = next(name for name, p in draws[-1].items() if not all_finite(p))
-                    raise NonFiniteError("weights", bad, "finite values", "Lower lr.")
-            bar.update()
+    for k in progress_bar(range(steps), desc="SGLD", progress=progress):
+        step = lr / 2 * (math.cos(math.pi * k / steps) + 1)
+        x, y = next(batches)
+        value = mll.log_joint(model(x), y)
+        gradients = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+        deviation = math.sqrt(2 * step / mll.num_data)
+        with torch.no_grad():
+            for p, gradient in zip(trained.values(), gradients, strict=True):
+                if gradient is not None:
+                    p.add_(gradient, alpha=step)
+                p.add_(torch.randn(p.shape, generator=generator).to(p), alpha=deviation)
+        if k in kept:
+            draws.append({name: p.detach().clone() for name, p in trained.items()})
+            for name, values in draws[-1].items():
+                if not all_finite(values):
+                    raise NonFiniteError("weights", name, "finite values", "Lower lr.")
     return {name: torch.stack([draw[name] for draw in draws]) for name in trained}
 
 
@@ -281,7 +268,7 @@ def sampled_outputs(network: torch.nn.Module, weights: Weights, x: Points) -> Te
     def outputs(points: Tensor) -> Tensor:
         return torch.stack([call_with(network, draw, points) for draw in draws])
 
-    return _at_points(outputs, network, x)
+    return _over_points(outputs, network, x)
 
 
 @torch.no_grad()
@@ -321,10 +308,12 @@ def linearized_outputs(network: torch.nn.Module, weights: Weights, x: Points) ->
                     raise
         return center + _changes_by_output(network, away, points, center.shape[-1])
 
-    return _at_points(outputs, network, x)
+    return _over_points(outputs, network, x)
 
 
-def _at_points(outputs: Callable[[Tensor], Tensor], network: torch.nn.Module, x: Points) -> Tensor:
+def _over_points(
+    outputs: Callable[[Tensor], Tensor], network: torch.nn.Module, x: Points
+) -> Tensor:
     """Outputs ``(S, N, C)`` at a tensor of points, or at those of a loader in chunks."""
     if isinstance(x, Tensor):
         return outputs(x)
@@ -628,6 +617,8 @@ def laplace_conditional_log_density(
         return float(value), _flat(gradients)
 
     best, linear = _maximum(fit, linear_at, solve, outputs)
+    # The ratio of determinants for all points, with the curvature of new ones at the maximum, less
+    # that for those seen: the prior's determinant cancels.
     columns = scale**0.5 * mll.columns(linear, target)
     both = evidence.curvature + mll.curvature.of(model.network, x, lambda _: columns)
     return best - 0.5 * float(both.log_det_ratio(precisions, factor) - evidence.log_det_ratio())
@@ -654,6 +645,8 @@ def _maximum(
     steps: list[tuple[Tensor, Tensor, Tensor]] = []  # of u, of the change, of the slope
     for _ in range(_STEPS):
         slope = gradient - dual
+        # The two loops of L-BFGS (Nocedal and Wright 2006, Algorithm 7.4); solving with A takes the
+        # place of a multiple of the identity, and products with it are carried along.
         new_dual, factors = slope, []
         for _, d_change, d_slope in reversed(steps):
             factors.append((d_change @ new_dual) / (d_change @ d_slope))
@@ -666,6 +659,7 @@ def _maximum(
         if not gain > _GAIN:
             break
         moved = linear_at(change + new_change) - linear  # outputs are linear in the change
+        # Armijo's condition: halving is enough, since the objective is concave along the line.
         while t > 1e-6:
             density, gradient = fit(linear + t * moved)
             penalty = 0.5 * float((dual + t * new_dual) @ (change + t * new_change))
@@ -677,6 +671,7 @@ def _maximum(
         dual, change, linear = dual + t * new_dual, change + t * new_change, linear + t * moved
         value = density - penalty
         difference = slope - (gradient - dual)
+        # Only positive curvature keeps the metric positive definite.
         if float(difference @ new_change) > 0:
             steps = [*steps[-_REMEMBERED + 1 :], (t * new_dual, t * new_change, difference)]
     return value, linear

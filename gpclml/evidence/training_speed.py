@@ -116,6 +116,7 @@ def training_speed(
     values, variances = [], []  # of the three estimators, for each ordering
     shape = repeats, num_samples, prefixes.errors.shape[-1]
     for e, v, s in zip(prefixes.errors, prefixes.variances, prefixes.noise, strict=True):
+        # Deviations of draws from the target: the mean of the predictions is in the errors.
         normal = torch.randn(shape, generator=generator, dtype=torch.float64).to(e)
         terms = torch.stack(sampled_terms(e - v.sqrt() * normal, s))
         values.append(terms.mean(1).sum(-1))
@@ -183,6 +184,7 @@ def single_target_data(model: ExactGP) -> tuple[Observations, Tensor]:
             "independent noise of the observations",
             "Use a likelihood whose noise is independent between points.",
         )
+    # A missing target has variance one and no correlation.
     return data, noise if data.missing is None else noise.masked_fill(data.missing, 1.0)
 
 

@@ -14,7 +14,7 @@ import typer
 
 from gpclml.errors import UnknownNameError
 from gpclml.evaluation import log_marginal_likelihood, score_models
-from gpclml.evaluation.findings import failed_fits
+from gpclml.evaluation.comparison import failed_fits
 from gpclml.models import GPRegression
 from gpclml.tables.data import TableData, read_table_data
 from gpclml.tables.fitting import (

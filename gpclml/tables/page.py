@@ -24,7 +24,7 @@ from gpclml.evaluation import (
     plot_fit,
     plot_learning_curves,
 )
-from gpclml.evaluation.findings import joined
+from gpclml.evaluation.comparison import joined
 from gpclml.evaluation.plots import GUIDE, style_of
 from gpclml.tables.data import TableData
 from gpclml.tables.predictions import YARDSTICKS, Choice, ColumnEffect, PredictionScores

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpclml.evaluation import Comparison
-from gpclml.evaluation.findings import joined
+from gpclml.evaluation.comparison import joined
 from gpclml.tables.encoding import CategoryColumn, InputEncoding, NumberColumn
 from gpclml.tables.predictions import PREDICTED_SHARE, Choice, ColumnEffect, PredictionScores
 from gpclml.tables.recipes import FittedModel

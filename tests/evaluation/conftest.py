@@ -37,7 +37,7 @@ def models(data):
 @pytest.fixture(scope="session")
 def fourier():
     """M3 and M9 of Lotfi et al. (2022, Section 4.3) on the 100 points of their figure."""
-    x, y, _ = (torch.tensor(part)[:100] for part in fourier_data(15, 6, 500))
+    x, y, _ = (torch.tensor(values)[:100] for values in fourier_data(15, 6, 500))
     return {
         name: BayesianLinearModel(x, y, FourierFeatures(frequencies), noise=0.01)
         for name, frequencies in (("M3", 3), ("M9", 9))

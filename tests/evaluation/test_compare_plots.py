@@ -7,14 +7,12 @@ from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize, Standardize
 from cycler import cycler
 from matplotlib import pyplot, rcParams, style
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from scipy.stats import norm
 
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.evaluation import (
-    compare,
     plot_calibration,
     plot_compare,
     plot_fit,
@@ -41,28 +39,32 @@ def panels(axes):
     return list(np.ravel(axes))
 
 
+def colours(axes):
+    lines = [to_hex(line.get_color()) for panel in panels(axes) for line in panel.lines]
+    texts = [text for panel in panels(axes) for text in (panel.title, panel.xaxis.label)]
+    return lines, [to_hex(text.get_color()) for text in texts]
+
+
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.__name__)
-def test_axes_are_new_ones_of_pyplot_or_those_given(plot, comparison, tmp_path):
+def test_axes_are_new_ones_of_pyplot_or_those_given(plot, comparison, models, tmp_path):
     pyplot.close("all")  # what other tests have left
     axes = panels(plot(comparison))
     assert len(axes) == PLOTS[plot]
     figure = pyplot.gcf()
-    assert {one.figure for one in axes} == {figure}
+    assert {panel.figure for panel in axes} == {figure}
     assert figure.get_figwidth() == rcParams["figure.figsize"][0]
     figure.savefig(tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 5000
     given = Figure().subplots(PLOTS[plot])
-    assert panels(plot(comparison, ax=given)) == panels(given)
+    assert panels(plot(models, m=20, orderings=20, ax=given)) == panels(given)  # scored on the way
     assert len(pyplot.get_fignums()) == 1
-    for wrong in (Figure().subplots(4), [given] * 5, ["left"] * PLOTS[plot], 3):
+    for wrong in (Figure().subplots(4), ["left"] * PLOTS[plot], 3):
         with pytest.raises(ArgumentError, match=f"ax: got .*, expected {PLOTS[plot]} axes"):
             plot(comparison, ax=wrong)
-
-
-def colours(axes):
-    lines = [line for one in panels(axes) for line in one.lines]
-    texts = [text for one in panels(axes) for text in (one.title, one.xaxis.label)]
-    return [to_hex(one.get_color()) for one in lines], [to_hex(one.get_color()) for one in texts]
+    with pytest.raises(ArgumentError, match="m"):
+        plot(comparison, m=3)
+    with pytest.raises(UnsupportedError, match="use score_models"):
+        plot(comparison.table)
 
 
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.__name__)
@@ -77,27 +79,7 @@ def test_a_style_is_followed_and_without_one_colours_are_safe(plot, comparison):
         assert set(texts) == {"#ffffff"}
 
 
-def test_models_differ_by_more_than_colour(comparison):
-    above, _ = plot_learning_curves(comparison)
-    assert len({line.get_linestyle() for line in above.lines[:3]}) == 3
-    assert len({line.get_linestyle() for line in plot_calibration(comparison)[1].lines[:3]}) == 3
-
-
-@pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.__name__)
-def test_models_are_scored_on_the_way(plot, models):
-    assert isinstance(panels(plot(models, m=20, orderings=3))[0], Axes)
-    assert isinstance(panels(plot({"good": models["good"]}, orderings=3))[0], Axes)
-
-
-@pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.__name__)
-def test_what_cannot_be_drawn(plot, comparison, models):
-    with pytest.raises(ArgumentError, match="m"):
-        plot(comparison, m=3)
-    with pytest.raises(UnsupportedError, match="use score_models"):
-        plot(compare(models))
-
-
-@pytest.mark.parametrize("criterion", ["lml", "clml", "loo", None])
+@pytest.mark.parametrize("criterion", ["lml", "clml", None])
 def test_dots_are_scores_and_triangles_paired_differences(comparison, criterion):
     table, axes = comparison.table, plot_compare(comparison, criterion)
     column = criterion or "loo"
@@ -111,24 +93,21 @@ def test_dots_are_scores_and_triangles_paired_differences(comparison, criterion)
     if column == "lml":
         assert not triangles
         assert not any(bars.has_xerr for bars in dots)
-        return
-    assert [half_width(bars) for bars in dots] == pytest.approx(table[f"{column}_se"].tolist())
-    assert [float(bars.lines[0].get_xdata()[0]) for bars in triangles] == pytest.approx(
-        expected[1:]
-    )
+    else:
+        assert [half_width(bars) for bars in dots] == pytest.approx(table[f"{column}_se"].tolist())
+        ends = [float(bars.lines[0].get_xdata()[0]) for bars in triangles]
+        assert ends == pytest.approx(expected[1:])
     if column == "loo":
         errors = table["difference_se"].tolist()[1:]
         assert [half_width(bars) for bars in triangles] == pytest.approx(errors)
+
+    with pytest.raises(UnknownNameError, match="criterion: got 'waic'"):
+        plot_compare(comparison, "waic")
 
 
 def half_width(bars):
     (left, _), (right, _) = bars.lines[2][0].get_segments()[0]
     return (right - left) / 2
-
-
-def test_a_criterion_that_there_is_not(comparison):
-    with pytest.raises(UnknownNameError, match="criterion: got 'waic'"):
-        plot_compare(comparison, "waic")
 
 
 def test_far_models_do_not_hide_near_ones(comparison, data):
@@ -145,6 +124,7 @@ def test_far_models_do_not_hide_near_ones(comparison, data):
 
 def test_curves_end_at_the_difference_in_evidence(comparison):
     above, below = plot_learning_curves(comparison)
+    assert len({line.get_linestyle() for line in above.lines[:3]}) == 3  # not colours alone
     table = comparison.table
     ends = [float(line.get_ydata()[-1]) for line in below.lines[:2]]
     assert ends == pytest.approx((table["lml"] - table["lml"].iloc[0]).tolist()[1:])
@@ -165,8 +145,8 @@ def test_coverage_is_counted(comparison):
     for share in (0.5, 0.9):
         inside = float((error.abs() <= norm.ppf((1 + share) / 2)).double().mean())
         line = below.lines[0]
-        place = np.abs(line.get_xdata() - share).argmin()
-        assert line.get_ydata()[place] == pytest.approx(inside - share, abs=1e-9)
+        nearest = np.abs(line.get_xdata() - share).argmin()
+        assert line.get_ydata()[nearest] == pytest.approx(inside - share, abs=1e-9)
     heights = above.patches[1].get_data().values
     assert heights.sum() == pytest.approx(10)  # a density over ten bins
     low = (error < norm.ppf(0.1)).double().mean()

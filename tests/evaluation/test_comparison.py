@@ -34,7 +34,7 @@ from gpclml.evaluation import (
     score_models,
     stacking_weights,
 )
-from gpclml.evaluation.findings import find_in_scores
+from gpclml.evaluation.comparison import find_in_scores
 from gpclml.kernels import PolynomialFeatures
 from gpclml.linalg import DenseCovariance, LowRankPlusDiagonal
 from gpclml.models import BayesianLinearModel, GPRegression
@@ -194,90 +194,78 @@ class BatchOfKernels(gpytorch.models.ExactGP):
         return MultivariateNormal(self.mean(x), self.kernel(x))
 
 
-def refused(name, x, y):
-    """What compare is given, the error, and what its message matches."""
-    model, swapped, other = GPRegression(x, y), torch.arange(25), y.clone()
-    swapped[[3, 8]], other[4] = swapped[[8, 3]], math.nan
-    several = torch.stack([y, y.sin()], -1)
-    logarithm = SingleTaskGP(x, (y - y.min() + 1).unsqueeze(-1), outcome_transform=Log())
-    raw = GPRegression(x, y, standardize=False)
-
-    def second(other, first=model):
-        return lambda: compare({"a": first, "b": other})
-
-    shape = r"models\['b'\]: got targets of shape"
-    return {
-        "none": (lambda: compare({}), ArgumentError, "models: got none"),
-        "a list": (lambda: compare([model]), UnsupportedError, "models: got list"),
-        "no GP": (
-            lambda: compare({"a": torch.nn.Linear(1, 1)}),
-            UnsupportedError,
-            r"models\['a'\]: got Linear",
-        ),
-        "a number for a name": (
-            lambda: compare({1: model}), ArgumentError, "models, a name in it: got",
-        ),
-        "fewer points": (
-            second(GPRegression(x[:9], y[:9])),
-            ShapeError,
-            r"models\['b'\]: got 9 training points, expected the 25",
-        ),
-        "another order": (
-            second(GPRegression(x, y[swapped])),
-            ArgumentError,
-            r"models\['b'\]: got target .* in row [38]",
-        ),
-        "other targets": (second(GPRegression(x, y + 1e-3)), ArgumentError, "same order"),
-        "a missing target": (
-            second(GPRegression(x, other)), ArgumentError, r"models\['b'\]: got row 4 missing",
-        ),
-        "several outputs": (second(SingleTaskGP(x, several)), ShapeError, shape),
-        "several tasks": (second(KroneckerMultiTaskGP(x, several)), ShapeError, shape),
-        "a batch": (
-            second(GPRegression(torch.stack([x, x]), torch.stack([y, y]))), ShapeError, shape,
-        ),
-        "batch of kernels": (
-            second(BatchOfKernels(x, y), raw),
-            ShapeError,
-            r"models\['b'\]: got a covariance of shape \(2, 25, 25\)",
-        ),
-        "other units": (
-            lambda: compare({"a": model, "b": raw}, units="training"),
-            ArgumentError,
-            "compare in units='original'",
-        ),
-        "no units": (
-            lambda: compare({"a": model}, units="orginal"), ArgumentError, "units: got 'orginal'",
-        ),
-        "a logarithm": (
-            lambda: compare({"a": logarithm}),
-            UnsupportedError,
-            r"models\['a'\]: got an outcome transform Log",
-        ),
-        "no criterion": (
-            lambda: compare({"a": model}, rank_by="loss"), UnknownNameError, "clml, lml, loo",
-        ),
-        "no such model": (
-            lambda: compare({"good": model}, problems={"god": "It failed."}),
-            UnknownNameError,
-            "Did you mean 'good'",
-        ),
-    }[name]  # fmt: skip
+def changed(y, row=4, value=math.nan):
+    other = y.clone()
+    other[row] = value
+    return other
 
 
-REFUSED = [
-    "none", "a list", "no GP", "a number for a name", "fewer points", "another order",
-    "other targets", "a missing target", "several outputs", "several tasks", "a batch",
-    "batch of kernels", "other units", "no units", "a logarithm", "no criterion", "no such model",
-]  # fmt: skip
+# What is compared with a model of the data, the error, and what its message matches.
+REFUSED = {
+    "fewer points": (
+        lambda x, y: GPRegression(x[:9], y[:9]), ShapeError, "got 9 training points, expected the",
+    ),
+    "another order": (
+        lambda x, y: GPRegression(x, y.flip(0)), ArgumentError, "got target .* in row .*same order",
+    ),
+    "a target that is near": (
+        lambda x, y: GPRegression(x, y + 1e-3), ArgumentError, "got target .* in row",
+    ),
+    "a missing target": (
+        lambda x, y: GPRegression(x, changed(y)), ArgumentError, "got row 4 missing",
+    ),
+    "several outputs": (
+        lambda x, y: SingleTaskGP(x, torch.stack([y, y.sin()], -1)), ShapeError, "got targets of",
+    ),
+    "several tasks": (
+        lambda x, y: KroneckerMultiTaskGP(x, torch.stack([y, -y], -1)), ShapeError, "got targets",
+    ),
+    "a batch": (
+        lambda x, y: GPRegression(torch.stack([x, x]), torch.stack([y, y])),
+        ShapeError,
+        "got targets of shape",
+    ),
+    "a batch of kernels": (
+        BatchOfKernels, ShapeError, r"got a covariance of shape \(2, 25, 25\)",
+    ),
+    "a logarithm": (
+        lambda x, y: SingleTaskGP(x, y.exp().unsqueeze(-1), outcome_transform=Log()),
+        UnsupportedError,
+        "got an outcome transform Log",
+    ),
+    "no GP": (lambda x, y: torch.nn.Linear(1, 1), UnsupportedError, "got Linear"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_models_that_are_refused(name, data):
-    with gpytorch.settings.observation_nan_policy("mask"):
-        call, error, match = refused(name, *data())
-        with pytest.raises(error, match=match):
-            call()
+    x, y = data()
+    y = y / 37.0
+    make, error, match = REFUSED[name]
+    with (
+        gpytorch.settings.observation_nan_policy("mask"),
+        pytest.raises(error, match=rf"models\['b'\]: {match}"),
+    ):
+        compare({"a": GPRegression(x, y, standardize=False), "b": make(x, y)})
+
+
+def test_arguments_that_are_refused(data):
+    x, y = data()
+    model, raw = GPRegression(x, y), GPRegression(x, y, standardize=False)
+    with pytest.raises(ArgumentError, match="models: got none"):
+        compare({})
+    with pytest.raises(UnsupportedError, match="models: got list"):
+        compare([model])
+    with pytest.raises(ArgumentError, match="models, a name in it: got"):
+        compare({1: model})
+    with pytest.raises(ArgumentError, match="compare in units='original'"):
+        compare({"a": model, "b": raw}, units="training")
+    with pytest.raises(ArgumentError, match="units: got 'orginal'"):
+        compare({"a": model}, units="orginal")
+    with pytest.raises(UnknownNameError, match="clml, lml, loo"):
+        compare({"a": model}, rank_by="loss")
+    with pytest.raises(UnknownNameError, match="Did you mean 'good'"):
+        compare({"good": model}, problems={"god": "It failed."})
 
 
 @pytest.mark.parametrize(

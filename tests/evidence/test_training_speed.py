@@ -84,24 +84,6 @@ def test_the_bound_in_closed_form_is_that_of_refitted_prefixes(make):
     assert result.log_marginal_likelihood == pytest.approx(lml, rel=1e-9)
 
 
-def weight_posterior(features, target):
-    prior = torch.eye(features.shape[-1], dtype=torch.float64) / PRIOR
-    covariance = torch.linalg.inv(features.mT @ features / NOISE + prior)
-    mean = covariance @ features.mT @ target / NOISE
-    return torch.distributions.MultivariateNormal(mean, covariance)
-
-
-def test_the_gap_is_the_sum_of_divergences_between_posteriors_of_weights():
-    """Lyle et al. (2020), Proposition 3.1."""
-    x, y = data()
-    order = torch.randperm(N)
-    posteriors = [weight_posterior(x[order[:i]], y[order[:i]]) for i in range(N + 1)]
-    divergences = [torch.distributions.kl_divergence(*posteriors[i : i + 2]) for i in range(N)]
-    result = training_speed(linear_gp(), 2, orderings=order.unsqueeze(0))
-    gap = result.log_marginal_likelihood - result.expected.value
-    assert gap == pytest.approx(float(sum(divergences)), abs=1e-8)
-
-
 def test_terms_by_draws_are_their_definitions():
     deviations = torch.randn(2, 4, 3, dtype=torch.float64)
     noise = torch.tensor([0.2, 0.5, 1.5], dtype=torch.float64)
@@ -281,6 +263,13 @@ def test_bad_losses_are_named(device):
     for ask in (speed.sum, speed.total, speed.end_epoch, speed.epoch_means):  # every one raises
         with pytest.raises(NonFiniteError, match=r"loss: got nan at step 3 \(epoch 2\)"):
             ask()
+
+
+def weight_posterior(features, target):
+    prior = torch.eye(features.shape[-1], dtype=torch.float64) / PRIOR
+    covariance = torch.linalg.inv(features.mT @ features / NOISE + prior)
+    mean = covariance @ features.mT @ target / NOISE
+    return torch.distributions.MultivariateNormal(mean, covariance)
 
 
 def test_the_total_over_one_pass_is_the_bound_of_training_speed():

@@ -155,7 +155,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "evidence.sampling.rescaled": lambda: dict(
         weights={"w": normal(4, 3)}, scale=0.5, center={"w": normal(3)}),
     "evidence.sampling.sample_sgld": lambda: train(
-        mll=laplace(), count=2, cycles=1, epochs_per_cycle=4, batch_size=4),
+        mll=laplace(), count=2, epochs=4, batch_size=4),
     "kernels.networks.StackedNetwork": lambda: dict(
         networks=[mlp(), mlp()]),
     "evidence.training_speed.training_speed": lambda: dict(

@@ -24,8 +24,8 @@ _MODULES = (
 """Public beside what their rooms export."""
 
 _SIZES = {
-    "ard_num_dims", "blocks", "burn_in", "count", "curves", "cycles", "degree",
-    "epochs", "epochs_per_cycle", "every", "hyper_steps", "k", "leapfrog_steps",
+    "ard_num_dims", "blocks", "burn_in", "count", "curves", "degree", "epochs", "every",
+    "hyper_steps", "k", "leapfrog_steps",
     "look_every", "n_splits", "num_data", "num_features", "num_frequencies", "num_inputs",
     "num_mixtures", "num_samples", "passes", "queries", "repeats", "restarts", "retries", "runs",
     "samples", "steps", "support", "tasks_per_step", "temperatures", "validation_tasks", "width",
