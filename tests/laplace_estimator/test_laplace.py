@@ -131,7 +131,7 @@ def test_two_classes():
 @pytest.mark.parametrize("structure", ["kron", "full", "diag"])
 def test_a_loader_gives_what_tensors_give(structure):
     net, x, y = network(), images(), classes()
-    loader = DataLoader(TensorDataset(x, y), batch_size=9, shuffle=True)
+    loader = DataLoader(TensorDataset(x, y.to(torch.uint8)), batch_size=9, shuffle=True)
     one, other = (
         Laplace(net, "classification", structure=structure, weights="all")
         .fit(data, precision=0.5, batch_size=N)

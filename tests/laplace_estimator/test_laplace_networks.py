@@ -171,19 +171,6 @@ def test_layers_in_half_precision(structure):
     assert kernel[0] == pytest.approx(kernel[1], rel=0.02)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
-def test_labels_are_integers_of_any_size(dtype):
-    torch.manual_seed(0)
-    network = nn.Linear(4, 3)
-    ends = [
-        Laplace(network, "classification")
-        .fit((points(), y), validation=(points(), y))
-        .predict(points()).probs
-        for y in (classes(), classes().to(dtype))
-    ]  # fmt: skip
-    assert torch.equal(*ends)
-
-
 class Broken(nn.Linear):
     def __init__(self, error):
         super().__init__(4, 3)
