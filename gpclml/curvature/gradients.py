@@ -98,7 +98,7 @@ def sample_gradients(
         raise
     except (RuntimeError, ValueError, TypeError):  # it has no rule for a module
         pass
-    # It has a wrong rule for some modules: ``prelu`` of as many points as columns.
+    # It has a wrong rule for some modules: ``prelu`` of one column at several points.
     if result is None or not add_up(result[1]):
         with twice_differentiable(module):
             result = _point_by_point(outputs, leaves, x, columns)

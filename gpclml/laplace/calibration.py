@@ -315,10 +315,10 @@ def validated_temperature(
 
     temperature = math.exp(_minimize(loss)[0])
     pairs = (outputs / temperature, covariance), (unscaled, 0 * covariance)
-    with_covariance, alone = (
+    moderated, alone = (
         _log_densities(likelihood.predictive(*pair), target).mean() for pair in pairs
     )
-    return temperature, float(with_covariance - alone)
+    return temperature, float(moderated - alone)
 
 
 def bridged(outputs: Tensor, covariance: Tensor) -> Categorical:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from torch import nn
@@ -66,22 +64,12 @@ def without_graph(first, last, x):
     return last(hidden.tanh() + linear(x, first.weight))
 
 
-def with_other_weights(first, last, x):
+def doubled_weight(first, last, x):
     return last(torch.func.functional_call(first, {"weight": 2 * first.weight}, (x,)).tanh())
-
-
-def unused(first, last, x):
-    first(x)
-    return last(linear(x, first.weight).tanh())
 
 
 def points_second(first, last, x):
     return last(first(torch.stack([x * k for k in range(1, 8)])).tanh().mean(0))
-
-
-def shared_rows(first, last, x):
-    embeddings = first(torch.ones(7, 3).to(x) * torch.arange(7).to(x)[:, None])
-    return last((x + embeddings.sum(0)).tanh())
 
 
 def in_another_order(first, last, x):
@@ -98,14 +86,6 @@ def some_points(first, last, x):
 def pruned():
     network = plain()
     prune.random_unstructured(network[0], "weight", 0.4)
-    return network
-
-
-def old_weight_norm():
-    network = plain()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        nn.utils.weight_norm(network[0])
     return network
 
 
@@ -145,31 +125,26 @@ def replaced():
 ROWS = "Linear.*whose rows are not those of points"
 ODD = {
     "tied": (tied, r"0 \(Linear.*whose parameters are used outside it"),
-    "reused": (lambda: Using(lambda a, b, x: b(a(linear(x, a.weight).tanh()).tanh())),
-               r"layers\.0 \(Linear.*whose parameters are used outside it"),
     "twice": (lambda: Using(lambda a, b, x: b(a(a(x)).tanh())), "Linear.*applied twice"),
     "pruned": (pruned, r"0 \(Linear.*whose weight_orig makes its weights"),
-    "old weight norm": (old_weight_norm, r"0 \(Linear.*whose weight_g makes its weights"),
     "spectral norm": (spectral_norm, r"0 \(Param(.|\n)*which is parametrized"),
     "low rank": (lambda: plain(LowRank), r"0 \(LowRank.*which is no linear layer"),
     "hooks": (hooked, r"0 \(Linear.*which has hooks"),
     "replaced": (replaced, r"0 \(Linear.*whose forward is replaced"),
-    "other weights": (lambda: Using(with_other_weights), "Linear.*whose gradient is another"),
-    "unused": (lambda: Using(unused), "Linear.*whose output is not used"),
+    "other weights": (lambda: Using(doubled_weight), "Linear.*whose gradient is another"),
     "no graph": (lambda: Using(without_graph), "Linear.*whose output is not used"),
     "points second": (lambda: Using(points_second), ROWS),
-    "no points": (lambda: Using(shared_rows), ROWS),
     "another order": (lambda: Using(in_another_order), ROWS),
     "some points": (lambda: Using(some_points), ROWS),
 }  # fmt: skip
 
 
-def rows_of(network, x):
+def rows_of(network, x, columns=softmax_columns):
     """Gradients of columns at single points, one pass back each, of the network as it is."""
     trained, rows = [p for p in network.parameters() if p.requires_grad], []
     for point in x:
         outputs = network(point.unsqueeze(0))
-        for column in softmax_columns(outputs).detach()[0]:
+        for column in columns(outputs).detach()[0]:
             grads = torch.autograd.grad(
                 outputs[0], trained, column, retain_graph=True, materialize_grads=True
             )
@@ -177,15 +152,15 @@ def rows_of(network, x):
     return torch.stack(rows).detach()
 
 
-def check_exact(network, x):
+def check_exact(network, x, columns=softmax_columns):
     """All exact structures against rows; returns the precisions of trained parameters."""
     trained = [name for name, p in network.named_parameters() if p.requires_grad]
     delta, sizes = ({k: of(network)[k] for k in trained} for of in (precisions, sizes_of))
-    rows = rows_of(network, x)
+    rows = rows_of(network, x, columns)
     H = rows.mT @ rows
     diagonal = torch.eye(len(H)).double()
     for structure, keep in ((Full(), None), (FunctionSpace(), None), (Diagonal(), diagonal)):
-        value = structure.of(network, x, softmax_columns).log_det_ratio(delta)
+        value = structure.of(network, x, columns).log_det_ratio(delta)
         torch.testing.assert_close(value, ratio(H, delta, sizes, keep), rtol=1e-8, atol=1e-8)
     return delta
 
@@ -196,12 +171,12 @@ def check_other_blocks(network, x, delta, others):
     assert {k: draw.shape[1:] for k, draw in curvature.sample(delta).items()} == {
         k: network.get_parameter(k).shape for k in delta
     }
-    rest = curvature.blocks[-1]
-    outside = {name: delta[name] for name in rest.names}
+    block = curvature.blocks[-1]
+    outside = {name: delta[name] for name in block.names}
     for name, p in network.named_parameters():
         p.requires_grad_(name in outside)
     exact = {"diagonal": Diagonal(), "full": Full()}[others].of(network, x, softmax_columns)
-    torch.testing.assert_close(rest.log_det_ratio(outside), exact.log_det_ratio(outside))
+    torch.testing.assert_close(block.log_det_ratio(outside), exact.log_det_ratio(outside))
     return curvature
 
 
@@ -332,8 +307,7 @@ OTHERS = {
                lambda: nn.TransformerEncoderLayer(4, 2, 6, batch_first=True)), tokens),
     "LSTM": (lambda: Recurrent(nn.LSTM), images(3, 3)),
     "GRU": (lambda: Recurrent(nn.GRU), images(3, 3)),
-    "PReLU, as many points as columns": (
-        behind(lambda: nn.Linear(3, 2), lambda: nn.PReLU(2), Scaled), images(3, n=2)),
+    "PReLU": (behind(lambda: nn.Linear(3, 2), lambda: nn.PReLU(2), Scaled), images(3)),
 }  # fmt: skip
 CASES = BLOCKS | OTHERS
 
@@ -355,13 +329,14 @@ def test_structures_that_are_exact_and_gradients_of_outputs(name):
     delta = check_exact(network, x)
     eye = torch.eye(2).double()
     exact = sample_gradients(network, x, lambda f: eye.expand(len(f), 2, 2))
-    found = output_gradients(network, x, 2)
-    assert set(found) == set(exact)
+    outer = output_gradients(network, x, 2)
+    assert set(outer) == set(exact)
     for kind, rows in exact.items():
-        gradients = found[kind]
+        gradients = outer[kind]
         gradients = gradients.dense() if isinstance(gradients, OuterProducts) else gradients
         torch.testing.assert_close(gradients, rows)
-    if name in OTHERS:
+    if name in OTHERS:  # vmap has a wrong rule for the PReLU of one column
+        check_exact(network, x, lambda f: softmax_columns(f)[:, :1])
         with pytest.raises(UnsupportedError, match="which is no linear layer"):
             Kronecker().of(network, x, softmax_columns)
         check_other_blocks(network, x, delta, "diagonal")
@@ -379,7 +354,7 @@ def test_scale_and_shift_have_an_exact_block(name):
     rows = rows[:, torch.tensor([k in sizes for k in names])]
     exact = ratio(rows.mT @ rows, {k: delta[k] for k in sizes}, sizes)
     torch.testing.assert_close(block.log_det_ratio(delta), exact)
-    first, other = (Kronecker().of(network, part, softmax_columns) for part in (x[:1], x[1:]))
+    first, other = (Kronecker().of(network, batch, softmax_columns) for batch in (x[:1], x[1:]))
     torch.testing.assert_close((first + other).log_det_ratio(delta), curvature.log_det_ratio(delta))
 
 
@@ -483,10 +458,10 @@ def test_products_of_patches(kind, options):
     record = layers.LinearRecord(layer, "weight", None, len(x), x, [layer(x)])
     products, count = record.input_products(reduce=False)
     assert (count, products.is_rows) == (patches.shape[1], False)
-    found = products.matrix().view_as(expected)
-    torch.testing.assert_close(found, expected)
+    matrix = products.matrix().view_as(expected)
+    torch.testing.assert_close(matrix, expected)
     weights = points(expected.shape[1:], n=len(expected), seed=1)
-    gradients = [torch.autograd.grad((m * weights).sum(), x)[0] for m in (found, expected)]
+    gradients = [torch.autograd.grad((m * weights).sum(), x)[0] for m in (matrix, expected)]
     torch.testing.assert_close(*gradients)
 
 
@@ -503,15 +478,15 @@ def test_factors_of_fewer_points_than_inputs_stay_rows():
     network = nn.Sequential(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     x, delta = points((9,), n=12), precisions(network)
     whole = Kronecker().of(network, x, softmax_columns)
-    parts = [Kronecker().of(network, part, softmax_columns) for part in x.split((2, 3, 7))]
-    few = parts[0] + parts[1]
-    assert [c.blocks[0].inputs.is_rows for c in (*parts, few, whole)] == [True] * 4 + [False]
-    for curvature in (whole, few, few + parts[2]):
+    batches = [Kronecker().of(network, batch, softmax_columns) for batch in x.split((2, 3, 7))]
+    few = batches[0] + batches[1]
+    assert [c.blocks[0].inputs.is_rows for c in (*batches, few, whole)] == [True] * 4 + [False]
+    for curvature in (whole, few, few + batches[2]):
         exact = sum(
             (torch.kron(B, A / f.count) / delta[f.weight] + torch.eye(len(A) * len(B))).logdet()
             + (B / delta[f.bias] + torch.eye(len(B))).logdet()
             for f in curvature.blocks for B, A in [(f.gradients.matrix(), f.inputs.matrix())]
         )  # fmt: skip
         torch.testing.assert_close(curvature.log_det_ratio(delta), exact)
-    draws = [c.sample(delta, count=2) for c in (whole, few + parts[2])]
+    draws = [c.sample(delta, count=2) for c in (whole, few + batches[2])]
     torch.testing.assert_close(*draws)

@@ -161,7 +161,7 @@ def test_rounding_does_not_fill_the_null_space_of_a_factor():
 def test_sums_over_batches(structure, make):
     network, event = make()
     x, delta = points(event), precisions(network)
-    first, *others = (structure.of(network, part, softmax_columns) for part in x.split([3, 2, 2]))
+    first, *others = (structure.of(network, batch, softmax_columns) for batch in x.split([3, 2, 2]))
     total = sum(others, first).log_det_ratio(delta)
     torch.testing.assert_close(total, value(structure, network, x, delta))
 
@@ -174,7 +174,7 @@ def test_the_full_curvature_of_a_linear_layer_is_that_of_its_gradients(bias, dty
     x, columns = torch.randn(30, 4, dtype=dtype), torch.randn(30, 2, 3, dtype=dtype)
     made = Full().of(linear, x, lambda outputs: columns)
     rows = sample_gradients(linear, x, lambda outputs: columns)
-    flat = torch.cat([one.flatten(2) for one in rows.values()], -1).flatten(0, 1).double()
+    flat = torch.cat([g.flatten(2) for g in rows.values()], -1).flatten(0, 1).double()
     assert made.names == list(rows)
     torch.testing.assert_close(made.matrix, flat.mT @ flat, rtol=1e-5, atol=1e-5)
     few = Full().of(linear, x[:2], lambda outputs: columns[:2])
@@ -238,10 +238,10 @@ def test_covariances_of_draws_and_of_outputs(structure):
 
     single = structure.of(network.float(), x.float(), softmax_columns)
     delta = {name: number.float() for name, number in delta.items()}
-    found = single.output_covariance(delta, SCALE)(output_gradients(network, at.float(), 2))
+    outputs = single.output_covariance(delta, SCALE)(output_gradients(network, at.float(), 2))
     again = single.sample(delta, SCALE, 2, torch.Generator().manual_seed(0))
-    assert {tensor.dtype for tensor in (found, *again.values())} == {torch.float32}
-    torch.testing.assert_close(found.double(), covariance, atol=1e-4, rtol=1e-3)
+    assert {tensor.dtype for tensor in (outputs, *again.values())} == {torch.float32}
+    torch.testing.assert_close(outputs.double(), covariance, atol=1e-4, rtol=1e-3)
 
 
 def test_a_seed_gives_the_same_draws():
