@@ -79,9 +79,3 @@ def mask(sizes, group):
 
 def layer(name):
     return name.rpartition(".")[0]
-
-
-def eigenvalues(factors):
-    """All eigenvalues of each block of a layer's Kronecker factors, by the parameter's name."""
-    pairs = factors.eigenvalues.items()
-    return {name: b.unsqueeze(-1) * a.unsqueeze(-2) for name, (b, a) in pairs}

@@ -5,18 +5,18 @@ A structure (:class:`Full`, :class:`BlockDiagonal`, :class:`Kronecker`, :class:`
 curvature. Its ``log_det_ratio(precisions, scale)`` is cheap to repeat when hyperparameters change.
 """
 
-from gpclml.curvature.dense import (
+from gpclml.curvature.blocks import (
+    BlockCurvature,
     BlockDiagonal,
-    DenseCurvature,
     Diagonal,
     DiagonalCurvature,
     Full,
     FunctionSpace,
     FunctionSpaceCurvature,
+    Kronecker,
 )
 from gpclml.curvature.gradients import output_gradients, sample_gradients
 from gpclml.curvature.invariances import AffineAugmentation, AveragedNetwork
-from gpclml.curvature.kronecker import Kronecker, KroneckerCurvature
 from gpclml.curvature.layers import OuterProducts
 from gpclml.curvature.output_likelihoods import GaussianWeightPrior, OutputLikelihood
 from gpclml.curvature.structure import Cotangents, Curvature, Structure
@@ -24,10 +24,10 @@ from gpclml.curvature.structure import Cotangents, Curvature, Structure
 __all__ = [
     "AffineAugmentation",
     "AveragedNetwork",
+    "BlockCurvature",
     "BlockDiagonal",
     "Cotangents",
     "Curvature",
-    "DenseCurvature",
     "Diagonal",
     "DiagonalCurvature",
     "Full",
@@ -35,7 +35,6 @@ __all__ = [
     "FunctionSpaceCurvature",
     "GaussianWeightPrior",
     "Kronecker",
-    "KroneckerCurvature",
     "OuterProducts",
     "OutputLikelihood",
     "Structure",

@@ -25,13 +25,10 @@ from gpclml.curvature.structure import (
 )
 
 __all__ = [
-    "dense_rows",
-    "gradient_shape",
     "layer_gradients",
     "layer_products",
     "output_gradients",
     "sample_gradients",
-    "weighted_products",
 ]
 
 _NUMBERS = 2**24  # of products of single points in memory at a time
@@ -71,6 +68,7 @@ def sample_gradients(
     if not values_at_x.requires_grad:  # outputs do not depend on these parameters
         shape = columns.shape[:2]
         return {name: columns.new_zeros(*shape, *p.shape) for name, p in parameters.items()}
+    # A weighted sum of all rows is known from one backward pass of all points.
     weights = probe_weights(columns[..., 0])
     total = torch.einsum("nk,nkc->nc", weights, columns).detach()
     sums = torch.autograd.grad(
@@ -87,7 +85,7 @@ def sample_gradients(
         }
         return not differing(weighted, dict(zip(leaves, map(in_single, sums), strict=True)))
 
-    def at_point(point: Tensor, vectors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def point_gradients(point: Tensor, vectors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         value, pull, *_ = vjp(lambda p: outputs(p, point.unsqueeze(0)).squeeze(0), parameters)
         return value, vmap(pull)(vectors)[0]
 
@@ -95,12 +93,12 @@ def sample_gradients(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")
-            result = vmap(at_point)(x, columns)
+            result = vmap(point_gradients)(x, columns)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, TypeError):  # it has no rule for a module
         pass
-    # It has a wrong rule for some modules: ``prelu`` of as many points as columns.
+    # It has a wrong rule for some modules: ``prelu`` of one column at several points.
     if result is None or not add_up(result[1]):
         with twice_differentiable(module):
             result = _point_by_point(outputs, leaves, x, columns)
@@ -120,7 +118,7 @@ def _point_by_point(
     for point, vectors in zip(x, columns, strict=True):
         with torch.enable_grad():
             value = outputs(leaves, point.unsqueeze(0)).squeeze(0)
-        for vector in vectors:
+        for vector in vectors:  # the graph is kept for the next column
             rows += torch.autograd.grad(
                 value, list(leaves.values()), vector,
                 retain_graph=True, create_graph=graph, materialize_grads=True,
@@ -142,6 +140,7 @@ def layer_gradients(
     :class:`OuterProducts`.
     """
     columns, others = record_columns(module, x, cotangents, only=False)
+    # Each column has records of all layers; here all columns of a layer are needed at a time.
     for records in zip(*columns, strict=True):
         columns_of_layer = [g for record in records for g in record.raw_gradients]
         record: LayerRecord = replace(records[0], raw_gradients=columns_of_layer)
@@ -174,21 +173,6 @@ def output_gradients(
     return dict(layer_gradients(module, x, columns))
 
 
-def dense_rows(gradients: Tensor | OuterProducts, points: slice) -> Tensor:
-    """Gradients of some points, flat, ``(N, C, p)``."""
-    if isinstance(gradients, OuterProducts):
-        inputs = gradients.inputs[points, None, None]
-        return (gradients.gradients[points].unsqueeze(-1) * inputs).flatten(2)
-    return gradients[points].flatten(2) if gradients.ndim > 2 else gradients[points].unsqueeze(2)
-
-
-def gradient_shape(rows: Tensor | OuterProducts) -> torch.Size:
-    """The shape of the parameter that gradients are of."""
-    if isinstance(rows, OuterProducts):
-        return torch.Size((rows.gradients.shape[-1], rows.inputs.shape[-1]))
-    return rows.shape[2:]
-
-
 def layer_products(rows: OuterProducts, bias: bool) -> Tensor:
     """The sum of products of a layer's gradients over points and columns, ``(p, p)``, float64.
 
@@ -200,6 +184,7 @@ def layer_products(rows: OuterProducts, bias: bool) -> Tensor:
     if bias:  # the weight of an input that is one
         inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=-1)
     width = inputs.shape[-1]
+    # The sum over n of (g gᵀ)_ij (a aᵀ)_kl is one product of two tall matrices.
     step = max(1, _NUMBERS // (out**2 + width**2))
     total = torch.zeros(out**2, width**2, dtype=torch.float64, device=inputs.device)
     for gradient, values in zip(gradients.split(step), inputs.split(step), strict=True):
@@ -208,12 +193,7 @@ def layer_products(rows: OuterProducts, bias: bool) -> Tensor:
         total = total + (g.mT @ g).flatten(1).mT @ products
     blocks = total.unflatten(0, (out, out)).unflatten(2, (width, width))
     matrix = blocks.permute(0, 2, 1, 3).reshape(out * width, out * width)
+    # From (output, input and bias) to all weights, then all biases, as parameters are ordered.
     index = torch.arange(out * width, device=matrix.device).reshape(out, width)
     order = torch.cat([index[:, :-1].flatten(), index[:, -1]]) if bias else index.flatten()
     return matrix[order][:, order]
-
-
-def weighted_products(rows: OuterProducts, weights: Tensor) -> Tensor:
-    """Inner products of gradients with weights of their entries, ``(out, in)``; ``(N, C, C)``."""
-    scaled = rows.gradients * (rows.inputs.square() @ weights.mT).unsqueeze(1)
-    return scaled @ rows.gradients.mT

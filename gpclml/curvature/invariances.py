@@ -77,6 +77,7 @@ class AffineAugmentation(ResumableDraws):
     def forward(self, x: Tensor) -> Tensor:
         """S versions of each image, zero outside of it, ``(N, S, channels, height, width)``."""
         shape = len(x) * self.samples, len(self.names)
+        # Drawn in float64 on the CPU: one seed gives one set of versions on every device.
         u = torch.rand(shape, generator=self._generator, dtype=torch.float64)
         steps = (2 * u - 1).to(x) * self.log_ranges.exp().to(x)
         generators = self.get_buffer("generators").to(x)

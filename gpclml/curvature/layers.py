@@ -71,6 +71,23 @@ class OuterProducts:
     gradients: Tensor
     inputs: Tensor
 
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the gradients, ``(N, C, out, in)``."""
+        return torch.Size((*self.gradients.shape, self.inputs.shape[-1]))
+
+    def __getitem__(self, points: slice) -> OuterProducts:
+        return OuterProducts(self.gradients[points], self.inputs[points])
+
+    def dense(self) -> Tensor:
+        """The gradients, ``(N, C, out, in)``."""
+        return self.gradients.unsqueeze(-1) * self.inputs[:, None, None]
+
+    def weighted_products(self, weights: Tensor) -> Tensor:
+        """Inner products with weights of the entries, ``(out, in)``, ``(N, C, C)``."""
+        scaled = self.gradients * (self.inputs.square() @ weights.mT).unsqueeze(1)
+        return scaled @ self.gradients.mT
+
 
 @dataclass(frozen=True)
 class LayerRecord:
@@ -126,6 +143,7 @@ class NormRecord(LayerRecord):
 
     def _sum_places(self, values: Tensor) -> Tensor:
         """Sums over places, ``(N, *shape)``."""
+        # These have a scale for each channel, the others for each entry of the last dimensions.
         if isinstance(self.layer, _CHANNEL_NORMS):
             return self._sum_versions(values.flatten(2).sum(2) if values.ndim > 2 else values)
         shape = next(p.shape for p in self.layer.parameters())
@@ -201,6 +219,7 @@ class LinearRecord(LayerRecord):
         """Whether it is a convolution for which :func:`_products_of_shifts` is of use."""
         if not isinstance(self.layer, _CONVOLUTIONS) or self.layer.stride[0] > 1:
             return False
+        # The ends take gap (size - 1) lines of outputs, and all others share one product.
         size, gap = self.layer.kernel_size[0], self.layer.dilation[0]
         return size > 1 and self.raw_gradients[0].shape[2] > gap * (size - 1)
 
@@ -255,6 +274,7 @@ class Products:
     def of(cls, values: Tensor) -> Products:
         """The sum over vectors ``(R, G, p, T)`` of R points and T places."""
         count, groups, channels, places = values.shape
+        # Summed in the type of the vectors, and converted as one matrix.
         if groups > 1:
             rows = values.permute(1, 2, 0, 3).flatten(2)
             return cls(torch.bmm(rows, rows.mT).double())
@@ -273,6 +293,7 @@ class Products:
 
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of the sum, without some that are zero; those below zero are set to zero."""
+        # v vᵀ and vᵀ v have the same eigenvalues but for zeros, which add nothing to log |I + A|.
         values = self.values.double()
         matrix = values @ values.mT if self.is_rows else values
         return torch.linalg.eigvalsh(matrix).clamp_min(0.0)
@@ -324,6 +345,7 @@ def _products_of_shifts(layer: torch.nn.Module, inputs: Tensor) -> Products:
         left, right = (lines[:, :, start + by : stop + by].flatten(2) for by in (0, distance))
         return left @ right.mT
 
+    # Block (i, j) sums line i of one patch times line j: a common sum, and lines at the ends.
     blocks = {}
     for step in range(size):
         last, distance = size - 1 - step, gap * step
@@ -387,6 +409,7 @@ def sum_over_chunks(
     points = x.tensor_split(chunks)
     with torch.no_grad():
         outputs = in_single(torch.cat([module(chunk) for chunk in points]))
+    # Columns may be drawn at random, for all points at once: they are asked for only here.
     vectors = cotangents(outputs)
     check_cotangents(vectors, outputs)
     pairs = zip(points, vectors.detach().tensor_split(chunks), strict=True)
@@ -421,6 +444,7 @@ def record_columns(
     with torch.enable_grad():
         columns = cotangents(outputs)
     check_cotangents(columns, outputs)
+    # What the structure of the network does not tell is read from the graph, then from a probe.
     nodes, uses = _graph(outputs)
     for name in layers:
         twice = any(uses[id(parameters[key])] > 1 for key in trained[name])
@@ -560,6 +584,7 @@ def _excluded_by_probe(
     excludes layers that get ``(T, N, features)``, no rows of points, only some of them, or rows in
     an order that depends on the points. Gradients from records are compared with those of autograd.
     """
+    # Two equal points about the second: sorted rows have it at an end, never in the middle.
     points, alone = (torch.cat([v[:1], v[-1:], v[:1]]).detach() for v in (x[:2], outputs[:2]))
     values, calls = _pass(module, points, parameters, layers)
     check_own_outputs(values, alone)
@@ -567,6 +592,7 @@ def _excluded_by_probe(
     layers = {name: layer for name, layer in layers.items() if name not in excluded}
     if not layers:
         return excluded
+    # Weights of all outputs, lest a layer of which one output knows nothing seem unused.
     cotangent = torch.zeros_like(values)
     cotangent[1] = probe_weights(values[1])
     names = [name for name in parameters if layer_of(name) in layers]
@@ -584,9 +610,7 @@ def _excluded_by_probe(
         inputs = calls[name].inputs
         record = _record(name, layer, parameters, 1, inputs.chunk(3)[1], [gradient.chunk(3)[1]])
         for key, rows in record.gradients().items():
-            if isinstance(rows, OuterProducts):
-                rows = rows.gradients.unsqueeze(-1) * rows.inputs[:, None, None]
-            sums[key] = rows[0, 0]
+            sums[key] = (rows if isinstance(rows, Tensor) else rows.dense())[0, 0]
     for name in differing(sums, {name: in_single(expected[name]) for name in sums}):
         excluded[layer_of(name)] = "whose gradient is another than that of its class"
     return excluded

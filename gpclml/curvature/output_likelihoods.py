@@ -199,6 +199,7 @@ def check_targets_belong(argument: str, outputs: Tensor, target: Tensor) -> None
     guessed = outputs.argmax(-1)
     chance = float(shares @ torch.bincount(guessed, minlength=classes).double() / len(target))
     right = float((guessed == target).double().mean())
+    # The standard error of a share that is right by chance.
     error = math.sqrt(chance * (1 - chance) / len(target))
     loss = float(torch.nn.functional.cross_entropy(outputs.double(), target))
     frequencies = float(torch.special.entr(shares).sum())
@@ -292,6 +293,7 @@ class _Softmax(OutputLikelihood):
     def predictive(self, outputs, covariance, temperature=1.0, noise=None):
         outputs, covariance = outputs / temperature, covariance / temperature**2
         if noise is not None:
+            # Eigenvectors, since a covariance of outputs may be singular.
             values, vectors = torch.linalg.eigh(covariance)
             root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
             draws = outputs + (root @ noise.to(outputs).unsqueeze(-1)).squeeze(-1)
@@ -300,8 +302,9 @@ class _Softmax(OutputLikelihood):
         return Categorical(logits=self._logits(outputs / (1 + math.pi / 8 * variance).sqrt()))
 
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
+        # diag(p) - p pᵀ = S Sᵀ with columns √p_k (e_k - p); of two one is minus the other.
         p = self._logits(outputs).softmax(-1)
-        if self._is_binary(outputs):  # of two columns one is minus the other
+        if self._is_binary(outputs):
             return p.prod(-1).sqrt()[:, None, None]
         eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
         return p.sqrt().unsqueeze(-1) * (eye - p.unsqueeze(-2))
@@ -327,6 +330,7 @@ class _Probit(OutputLikelihood):
         return Bernoulli(probs=torch.special.ndtr(margin))
 
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
+        # In logarithms: far below zero density and cumulative probability both underflow.
         z = self._margin(outputs, target)
         slope = (-0.5 * z.square() - _HALF_LOG_2PI - torch.special.log_ndtr(z)).exp()
         return (slope * (z + slope)).clamp_min(0.0).sqrt()[:, None, None]

@@ -14,8 +14,7 @@ from gpytorch.likelihoods import (
 )
 from torch import Tensor
 
-from gpclml.curvature.dense import Block, DenseCurvature, DiagonalCurvature
-from gpclml.curvature.kronecker import Factors, KroneckerCurvature
+from gpclml.curvature.blocks import Block, BlockCurvature, DiagonalCurvature, Factors
 from gpclml.curvature.layers import Products
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.curvature.structure import Curvature
@@ -30,9 +29,8 @@ __all__ = [
 
 _PARTS: dict[str, tuple[Any, ...]] = {  # arguments of the constructors, which are attributes too
     "DiagonalCurvature": (DiagonalCurvature, "diagonal"),
-    "DenseCurvature": (DenseCurvature, "blocks"),
+    "BlockCurvature": (BlockCurvature, "blocks"),
     "Block": (Block, "shapes", "is_rows", "matrix"),
-    "KroneckerCurvature": (KroneckerCurvature, "factors", "others"),
     "Factors": (Factors, "weight", "bias", "gradients", "inputs", "count", "shape"),
     "Products": (Products, "values", "is_rows"),
 }
@@ -52,6 +50,7 @@ def content_of_curvature(value: Any) -> Any:
         raise UnsupportedError("curvature", kind, expected)
     if isinstance(value, Mapping):
         return {name: content_of_curvature(entry) for name, entry in value.items()}
+    # A shape is a tuple that files hold as it is.
     if isinstance(value, tuple) and not isinstance(value, torch.Size):
         return [content_of_curvature(entry) for entry in value]
     return value.detach() if isinstance(value, Tensor) else value

@@ -10,13 +10,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from typing_extensions import override
 
 from gpclml._utils.arguments import check_finite
 from gpclml.errors import ArgumentError, ModelModeError, ShapeError, UnsupportedError
 
 __all__ = [
-    "BlockCurvature",
     "Cotangents",
     "Curvature",
     "Draw",
@@ -139,41 +137,6 @@ class Curvature(ABC):
         """The curvature at the points of both, or an UnsupportedError if it is not known."""
 
 
-class BlockCurvature(Curvature):
-    """A curvature of independent blocks of parameters.
-
-    Attributes:
-        blocks: Curvature of each block.
-    """
-
-    blocks: tuple[Any, ...]
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the parameters, block by block."""
-        return [name for block in self.blocks for name in block.names]
-
-    @override
-    def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
-        """The sum over blocks, in float64 until it is made."""
-        terms = [block.log_det_ratio(precisions, scale).double() for block in self.blocks]
-        return torch.stack(terms).sum().to(next(iter(precisions.values())).dtype)
-
-    @override
-    def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
-        draws: dict[str, Tensor] = {}
-        for block in self.blocks:
-            draws |= block._draws(precisions, scale, count, draw)
-        return draws
-
-    @override
-    @torch.no_grad()
-    def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
-        """The sum over blocks."""
-        terms = [block.output_covariance(precisions, float(scale)) for block in self.blocks]
-        return lambda gradients: torch.stack([term(gradients) for term in terms]).sum(0)
-
-
 class Structure(ABC):
     """Base class of structures: which parts of the curvature are kept, and in which form."""
 
@@ -202,20 +165,21 @@ def probe_weights(like: Tensor) -> Tensor:
     return drawn.to(like) + 0.5
 
 
-def differing(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
+def differing(gradients: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
     """Names of gradients that are not those expected, up to rounding (TF32 has 1e-3)."""
     if not expected:
         return []
-    sizes = torch.stack([one.detach().norm() for one in expected.values()])
-    away = torch.stack([(found[name] - one).detach().norm() for name, one in expected.items()])
+    sizes = torch.stack([g.detach().norm() for g in expected.values()])
+    distances = [(gradients[name] - g).detach().norm() for name, g in expected.items()]
     eps = torch.finfo(sizes.dtype).eps
-    allowed = eps**0.25 * sizes + 1000 * eps * sizes.norm()
-    return [name for name, bad in zip(expected, (away > allowed).tolist(), strict=True) if bad]
+    # A gradient that cancels to near zero has the rounding of the others.
+    wrong = torch.stack(distances) > eps**0.25 * sizes + 1000 * eps * sizes.norm()
+    return [name for name, bad in zip(expected, wrong.tolist(), strict=True) if bad]
 
 
 def twice_differentiable(module: torch.nn.Module) -> AbstractContextManager[Any]:
     """A context in which gradients of recurrent layers in eval mode exist, which cuDNN has not."""
-    recurrent = any(isinstance(part, torch.nn.RNNBase) for part in module.modules())
+    recurrent = any(isinstance(layer, torch.nn.RNNBase) for layer in module.modules())
     return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
 
 
@@ -231,15 +195,16 @@ def check_network(module: torch.nn.Module) -> None:
 
 def check_mode(module: torch.nn.Module) -> None:
     """Raises where dropout or batch normalization makes outputs depend on more than points."""
-    for name, part in module.named_modules():
-        active = isinstance(part, _DROPOUT) and part.p > 0
-        batch = isinstance(part, _BATCH_NORM) and part.running_mean is None
-        if batch or (part.training and (active or isinstance(part, _BATCH_NORM))):
+    for name, layer in module.named_modules():
+        active = isinstance(layer, _DROPOUT) and layer.p > 0
+        # Without running statistics a normalization takes those of the batch in eval mode too.
+        batch = isinstance(layer, _BATCH_NORM) and layer.running_mean is None
+        if batch or (layer.training and (active or isinstance(layer, _BATCH_NORM))):
             state = "without running statistics" if batch else "in train mode"
             suggestion = "Call module.eval() before curvature is computed, and train() after it."
             raise ModelModeError(
                 "module",
-                f"{name or 'the module'} ({type(part).__name__}) {state}",
+                f"{name or 'the module'} ({type(layer).__name__}) {state}",
                 "one whose output at a point is a function of that point",
                 "Use another normalization." if batch else suggestion,
             )
@@ -270,12 +235,13 @@ def call_with(module: torch.nn.Module, values: Mapping[str, Tensor], x: Tensor) 
     Tied parameters have the same value. A part that has two names is set by one of them:
     ``functional_call`` itself sets it twice, and leaves the module with the value of the first.
     """
+    # Found by identity: names of tied parameters are several, the tensor is one.
     named = dict(module.named_parameters())
     chosen = {id(named[name]): value for name, value in values.items()}
     slots = {
         f"{owner}.{kind}".removeprefix("."): chosen[id(p)]
-        for owner, part in module.named_modules()
-        for kind, p in part._parameters.items() if id(p) in chosen
+        for owner, layer in module.named_modules()
+        for kind, p in layer._parameters.items() if id(p) in chosen
     }  # fmt: skip
     return functional_call(module, slots, (x,), tie_weights=False)
 

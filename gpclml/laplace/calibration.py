@@ -197,6 +197,7 @@ def calibrated(
         The index of the covariance, the scale, and the temperature.
     """
     likelihood.log_density(outputs, target)  # its checks
+    # The network alone comes first: others have to be better than it.
     best, chosen = math.inf, (0, 0.0, 1.0)
     tried = [(k, scale) for k in range(len(covariances)) for scale in scales]
     for k, scale in [(0, 0.0), *tried]:
@@ -265,6 +266,7 @@ def confident_as_the_network(
         scaled = scaled_outputs(likelihood, outputs, covariance, math.exp(logarithm))
         return mean_density(scaled, covariance) - least
 
+    # The excess grows with the factor until variances are made up for.
     if excess(0.0) >= 0:
         return 1.0
     if excess(_LARGEST) <= 0:
@@ -301,6 +303,7 @@ def validated_temperature(
     """
     likelihood.log_density(unscaled, target)  # its checks
     outputs, covariance, unscaled = (v.double() for v in (outputs, covariance, unscaled))
+    # Classes as they would be drawn at temperature one, weighted instead of drawn.
     imagined = likelihood.predictive(outputs, covariance)
     support = imagined.enumerate_support()
     shares = imagined.log_prob(support).exp()
@@ -312,10 +315,10 @@ def validated_temperature(
 
     temperature = math.exp(_minimize(loss)[0])
     pairs = (outputs / temperature, covariance), (unscaled, 0 * covariance)
-    densities, of_network = (
+    moderated, alone = (
         _log_densities(likelihood.predictive(*pair), target).mean() for pair in pairs
     )
-    return temperature, float(densities - of_network)
+    return temperature, float(moderated - alone)
 
 
 def bridged(outputs: Tensor, covariance: Tensor) -> Categorical:

@@ -246,6 +246,7 @@ class Laplace:
                 if self.likelihood == "regression"
                 else SoftmaxLikelihood(num_classes=classes, mixing_weights=False)
             ).to(outputs)
+        # Weights outside the posterior are constants, of which no curvature is computed.
         self.names = _chosen_parameters(self.network, self.weights, first[0])
         start = 1.0 if isinstance(precision, str) else precision
         with _trained_only(self.network, self.names):
@@ -340,6 +341,7 @@ class Laplace:
 
     def _sample(self, data: Data, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """About 1,000 of the training points, at even distances."""
+        # The same points whatever the size of batches.
         every, seen = max(1, self.num_data // _SAMPLE), 0
         for x, y in batches_of("data", data, batch_size, self._device):
             rows = torch.arange(-seen % every, len(x), every, device=x.device)
@@ -520,6 +522,7 @@ class Laplace:
         if self._curvature is None:
             raise ArgumentError("posterior", "one that is not fitted", "a fitted one", "Call fit.")
         check_mode(self.network)
+        # Counters of changes are compared first, since a digest reads all weights.
         versions = versions_of(self.network)
         if versions != self._versions and digest(self.network.state_dict()) != self._digest:
             raise ArgumentError(

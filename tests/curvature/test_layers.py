@@ -1,22 +1,26 @@
-"""Layers that inputs and gradients say all about; others are exact, or refused by name."""
+"""Layers of all kinds against gradients one by one: recorded, exact by other ways, or refused."""
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
-from gpytorch.likelihoods import SoftmaxLikelihood
+from torch import nn
 from torch.nn.functional import linear
 from torch.nn.utils import parametrizations, prune
 
-from gpclml.curvature import Diagonal, Full, FunctionSpace, Kronecker
+from gpclml.curvature import (
+    Diagonal,
+    Full,
+    FunctionSpace,
+    Kronecker,
+    OuterProducts,
+    layers,
+    output_gradients,
+    sample_gradients,
+)
+from gpclml.curvature.blocks import Block, Factors
 from gpclml.errors import UnsupportedError
-from gpclml.mlls import LaplaceMarginalLogLikelihood
-from gpclml.models import LinearizedNetwork
 from network_cases import (
-    dense,
-    eigenvalues,
     generator,
     points,
     precisions,
@@ -29,115 +33,59 @@ from network_cases import (
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 
-def stack(*layers):
-    made = torch.nn.Sequential(*layers).double()
+def plain(layer=nn.Linear, outputs=2):
+    made = nn.Sequential(layer(3, 3), nn.Tanh(), nn.Linear(3, outputs)).double()
     with torch.no_grad():
         for p in made.parameters():
             p.copy_(torch.randn(p.shape, generator=generator(3), dtype=p.dtype) / 2)
     return made
 
 
-def plain(layer=torch.nn.Linear):
-    return stack(layer(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
-
-
 def tied():
-    network = stack(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3))
+    network = plain(outputs=3)
     network[2].weight = network[0].weight
     return network
 
 
-class Reused(torch.nn.Module):
-    """The weight of a layer is used by a function as well."""
+class Using(nn.Module):
+    """A network whose first layer is used by a function of the two layers and the points."""
 
-    def __init__(self):
+    def __init__(self, function):
         super().__init__()
-        self.layers = plain()
+        self.layers, self.function = plain(), function
 
     def forward(self, x):
-        return self.layers(linear(x, self.layers[0].weight).tanh())
+        return self.function(self.layers[0], self.layers[2], x)
 
 
-class Twice(Reused):
-    def forward(self, x):
-        return self.layers(self.layers[0](x))
+def without_graph(first, last, x):
+    with torch.no_grad():
+        hidden = first(x)
+    return last(hidden.tanh() + linear(x, first.weight))
 
 
-class OtherWeights(Reused):
-    """A layer is called with a multiple of its weight."""
-
-    def forward(self, x):
-        weights = {"weight": 2 * self.layers[0].weight}
-        hidden = torch.func.functional_call(self.layers[0], weights, (x,))
-        return self.layers[2](hidden.tanh())
+def doubled_weight(first, last, x):
+    return last(torch.func.functional_call(first, {"weight": 2 * first.weight}, (x,)).tanh())
 
 
-class Unused(Reused):
-    """The output of a layer is not used, but its weight is."""
-
-    def forward(self, x):
-        self.layers[0](x)
-        return self.layers[2](linear(x, self.layers[0].weight).tanh())
+def points_second(first, last, x):
+    return last(first(torch.stack([x * k for k in range(1, 8)])).tanh().mean(0))
 
 
-class PointsSecond(Reused):
-    """A layer is given seven places of each point, which come before the points."""
-
-    def forward(self, x):
-        places = torch.stack([x * k for k in range(1, 8)])
-        return self.layers[2](self.layers[0](places).tanh().mean(0))
+def in_another_order(first, last, x):
+    order = x[:, 0].argsort()
+    return last(first(x[order])[order.argsort()].tanh())
 
 
-class NoPoints(Reused):
-    """A layer is given seven embeddings that all points share."""
-
-    def forward(self, x):
-        shared = self.layers[0](torch.ones(7, 3).to(x) * torch.arange(7).to(x)[:, None])
-        return self.layers[2]((x + shared.sum(0)).tanh())
-
-
-class Sorted(Reused):
-    """A layer is given the points in an order of its own."""
-
-    def forward(self, x):
-        order = x[:, 0].argsort()
-        return self.layers[2](self.layers[0](x[order])[order.argsort()].tanh())
-
-
-class Some(Reused):
-    """A layer is given some of the points."""
-
-    def forward(self, x):
-        chosen = x[:, 0] > 0
-        hidden = x.clone()
-        hidden[chosen] = self.layers[0](x[chosen])
-        return self.layers[2](hidden.tanh())
-
-
-class OutsideTheGraph(Reused):
-    def forward(self, x):
-        with torch.no_grad():
-            hidden = self.layers[0](x)
-        return self.layers[2](hidden.tanh() + linear(x, self.layers[0].weight))
+def some_points(first, last, x):
+    hidden = x.clone()
+    hidden[x[:, 0] > 0] = first(x[x[:, 0] > 0])
+    return last(hidden.tanh())
 
 
 def pruned():
     network = plain()
     prune.random_unstructured(network[0], "weight", 0.4)
-    return network
-
-
-def of_old_pre_hooks():
-    network = plain()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        torch.nn.utils.weight_norm(network[0])
-    return network
-
-
-def weight_norm():
-    network = plain()
-    parametrizations.weight_norm(network[0])
     return network
 
 
@@ -148,30 +96,17 @@ def spectral_norm():
     return network.eval()
 
 
-class LowRank(torch.nn.Linear):
+class LowRank(nn.Linear):
     """A frozen weight and a trained product of two thin matrices (LoRA)."""
 
     def __init__(self, inputs, outputs):
         super().__init__(inputs, outputs)
         self.weight.requires_grad_(False)
-        self.down = torch.nn.Parameter(torch.zeros(1, inputs))
-        self.up = torch.nn.Parameter(torch.zeros(outputs, 1))
+        self.down = nn.Parameter(torch.zeros(1, inputs))
+        self.up = nn.Parameter(torch.zeros(outputs, 1))
 
     def forward(self, x):
         return super().forward(x) + x @ self.down.mT @ self.up.mT
-
-
-class Scaled(torch.nn.Linear):
-    def forward(self, x):
-        return 3 * super().forward(x)
-
-
-def low_rank():
-    return plain(LowRank)
-
-
-def scaled():
-    return plain(Scaled)
 
 
 def hooked():
@@ -187,122 +122,81 @@ def replaced():
     return network
 
 
+ROWS = "Linear.*whose rows are not those of points"
 ODD = {
     "tied": (tied, r"0 \(Linear.*whose parameters are used outside it"),
-    "reused": (Reused, r"layers\.0 \(Linear.*whose parameters are used outside it"),
-    "twice": (Twice, r"layers\.0 \(Linear.*applied twice"),
+    "twice": (lambda: Using(lambda a, b, x: b(a(a(x)).tanh())), "Linear.*applied twice"),
     "pruned": (pruned, r"0 \(Linear.*whose weight_orig makes its weights"),
-    "weight norm": (weight_norm, r"0 \(Param(.|\n)*which is parametrized"),
-    "old weight norm": (of_old_pre_hooks, r"0 \(Linear.*whose weight_g makes its weights"),
     "spectral norm": (spectral_norm, r"0 \(Param(.|\n)*which is parametrized"),
-    "low rank": (low_rank, r"0 \(LowRank.*which is no linear layer"),
-    "scaled": (scaled, r"0 \(Scaled.*which is no linear layer"),
+    "low rank": (lambda: plain(LowRank), r"0 \(LowRank.*which is no linear layer"),
     "hooks": (hooked, r"0 \(Linear.*which has hooks"),
     "replaced": (replaced, r"0 \(Linear.*whose forward is replaced"),
-    "other weights": (OtherWeights, r"layers\.0 \(Linear.*whose gradient is another"),
-    "unused": (Unused, r"layers\.0 \(Linear.*whose output is not used"),
-    "points second": (PointsSecond, r"layers\.0 \(Linear.*whose rows are not those of points"),
-    "sorted": (Sorted, r"layers\.0 \(Linear.*whose rows are not those of points"),
-    "some": (Some, r"layers\.0 \(Linear.*whose rows are not those of points"),
-    "no points": (NoPoints, r"layers\.0 \(Linear.*whose rows are not those of points"),
-    "no graph": (OutsideTheGraph, r"layers\.0 \(Linear.*whose output is not used"),
-}
+    "other weights": (lambda: Using(doubled_weight), "Linear.*whose gradient is another"),
+    "no graph": (lambda: Using(without_graph), "Linear.*whose output is not used"),
+    "points second": (lambda: Using(points_second), ROWS),
+    "another order": (lambda: Using(in_another_order), ROWS),
+    "some points": (lambda: Using(some_points), ROWS),
+}  # fmt: skip
 
 
-@pytest.fixture(params=ODD)
-def odd(request):
-    return ODD[request.param]
-
-
-def delta_of(network):
-    names = [name for name, p in network.named_parameters() if p.requires_grad]
-    given = precisions(network)
-    return {name: given[name] for name in names}
-
-
-def trained_sizes(network):
-    return {name: size for name, size in sizes_of(network).items() if name in delta_of(network)}
-
-
-def full(network, x):
-    return Full().of(network, x, softmax_columns).log_det_ratio(delta_of(network))
-
-
-def test_full_is_the_reference(odd):
-    """By gradients of single points, one pass back each, of the network as it is."""
-    network = odd[0]()
-    x, delta = points((3,)), delta_of(network)
-    trained = [network.get_parameter(name) for name in delta]
-    rows = []
+def rows_of(network, x, columns=softmax_columns):
+    """Gradients of columns at single points, one pass back each, of the network as it is."""
+    trained, rows = [p for p in network.parameters() if p.requires_grad], []
     for point in x:
         outputs = network(point.unsqueeze(0))
-        for column in softmax_columns(outputs).detach()[0]:
+        for column in columns(outputs).detach()[0]:
             grads = torch.autograd.grad(
-                outputs[0], trained, column, retain_graph=True, allow_unused=True
+                outputs[0], trained, column, retain_graph=True, materialize_grads=True
             )
-            parts = zip(trained, grads, strict=True)
-            rows.append(torch.cat([(p * 0 if g is None else g).flatten() for p, g in parts]))
-    rows = torch.stack(rows).detach()
-    expected = ratio(rows.mT @ rows, delta, trained_sizes(network))
-    torch.testing.assert_close(full(network, x), expected)
+            rows.append(torch.cat([g.flatten() for g in grads]))
+    return torch.stack(rows).detach()
 
 
-def test_a_kernel_is_exact(odd):
-    network = odd[0]()
-    x = points((3,))
-    value = FunctionSpace().of(network, x, softmax_columns).log_det_ratio(delta_of(network))
-    torch.testing.assert_close(value, full(network, x))
+def check_exact(network, x, columns=softmax_columns):
+    """All exact structures against rows; returns the precisions of trained parameters."""
+    trained = [name for name, p in network.named_parameters() if p.requires_grad]
+    delta, sizes = ({k: of(network)[k] for k in trained} for of in (precisions, sizes_of))
+    rows = rows_of(network, x, columns)
+    H = rows.mT @ rows
+    diagonal = torch.eye(len(H)).double()
+    for structure, keep in ((Full(), None), (FunctionSpace(), None), (Diagonal(), diagonal)):
+        value = structure.of(network, x, columns).log_det_ratio(delta)
+        torch.testing.assert_close(value, ratio(H, delta, sizes, keep), rtol=1e-8, atol=1e-8)
+    return delta
 
 
-def test_kronecker_refuses_by_name(odd):
-    make, text = odd
-    with pytest.raises(UnsupportedError, match=text) as error:
-        Kronecker().of(make(), points((3,)), softmax_columns)
-    for other in ("FunctionSpace", "Full", "Diagonal", 'others="diagonal"'):
-        assert other in str(error.value)
-
-
-@pytest.mark.parametrize("others", ["diagonal", "full"])
-def test_kronecker_has_a_block_for_every_trained_parameter(odd, others):
-    network = odd[0]()
-    x, delta = points((3,)), delta_of(network)
+def check_other_blocks(network, x, delta, others):
+    """Parameters without factors have one exact block."""
     curvature = Kronecker(others=others).of(network, x, softmax_columns)
-    draws = curvature.sample(delta, count=2)
-    assert {name: tuple(draw.shape[1:]) for name, draw in draws.items()} == {
-        name: tuple(network.get_parameter(name).shape) for name in delta
+    assert {k: draw.shape[1:] for k, draw in curvature.sample(delta).items()} == {
+        k: network.get_parameter(k).shape for k in delta
     }
-    in_factors = [name for one in curvature.factors for name in one.eigenvalues]
-    outside = [name for name in delta if name not in in_factors]
-    assert outside
-    assert all(("2." in name) for name in in_factors)
-    exact = {"diagonal": Diagonal(), "full": Full()}[others]
-    value = curvature.log_det_ratio(delta) - sum(
-        (values / delta[name]).log1p().sum()
-        for one in curvature.factors for name, values in eigenvalues(one).items()
-    )  # fmt: skip
+    block = curvature.blocks[-1]
+    outside = {name: delta[name] for name in block.names}
     for name, p in network.named_parameters():
         p.requires_grad_(name in outside)
-    expected = exact.of(network, x, softmax_columns)
-    rest = {name: delta[name] for name in outside}
-    torch.testing.assert_close(value, expected.log_det_ratio(rest))
+    exact = {"diagonal": Diagonal(), "full": Full()}[others].of(network, x, softmax_columns)
+    torch.testing.assert_close(block.log_det_ratio(outside), exact.log_det_ratio(outside))
+    return curvature
 
 
-def test_draws_of_an_evidence_hold_every_trained_parameter(odd):
-    network = odd[0]()
-    x = points((3,))
-    y = torch.arange(len(x)) % 2
-    likelihood = SoftmaxLikelihood(
-        num_classes=network(x[:1]).shape[-1], mixing_weights=False
-    ).double()
-    mll = LaplaceMarginalLogLikelihood(
-        likelihood, LinearizedNetwork(network), len(x), Kronecker(others="diagonal")
-    )
-    weights = mll.evidence_of(x, y).sample_weights(3)
-    assert set(weights) == set(delta_of(network))
-    assert all(float(draw.var(0).min()) > 0 for draw in weights.values())
+@pytest.mark.parametrize(("make", "text"), ODD.values(), ids=ODD)
+@pytest.mark.parametrize("n", [7, 1])
+def test_layers_that_are_not_what_they_seem(make, text, n):
+    network, x = make(), points((3,))[:n]
+    delta = check_exact(network, x)
+    if n == 1:
+        return
+    with pytest.raises(UnsupportedError, match=text) as error:
+        Kronecker().of(network, x, softmax_columns)
+    for other in ("FunctionSpace", "Full", "Diagonal", 'others="diagonal"'):
+        assert other in str(error.value)
+    curvature = check_other_blocks(network, x, delta, "full")
+    in_factors = [k for b in curvature.blocks if isinstance(b, Factors) for k in b.names]
+    assert all("2." in name for name in in_factors)
 
 
-class Aliased(torch.nn.Module):
+class Aliased(nn.Module):
     """A layer with two names that is called once, by keyword."""
 
     def __init__(self):
@@ -314,41 +208,285 @@ class Aliased(torch.nn.Module):
         return self.last(input=self.layers[:2](x))
 
 
-@pytest.mark.parametrize("make", [plain, Aliased, lambda: torch.nn.LazyLinear(2)])
+@pytest.mark.parametrize("make", [plain, Aliased, lambda: nn.LazyLinear(2)])
 def test_layers_that_are_what_they_seem(make):
     network, x = make().double(), points((3,))
     network(x)  # a lazy layer becomes one
-    assert len(Kronecker().of(network, x, softmax_columns).factors) in (1, 2)
-    assert all(type(p) is torch.nn.Parameter for p in network.parameters())
-    value = FunctionSpace().of(network, x, softmax_columns).log_det_ratio(precisions(network))
-    torch.testing.assert_close(
-        value, ratio(dense(network, x), precisions(network), sizes_of(network))
-    )
+    assert all(isinstance(b, Factors) for b in Kronecker().of(network, x, softmax_columns).blocks)
+    assert all(type(p) is nn.Parameter for p in network.parameters())
+    check_exact(network, x)
 
 
-def test_batches_of_other_layers_do_not_add_up():
+def test_a_hook_is_seen_by_sums_and_one_of_all_modules_by_its_gradient():
     network, x = plain(), points((3,))
     first = Kronecker(others="diagonal").of(network, x, softmax_columns)
-    network[0].register_forward_hook(lambda layer, inputs, output: output)
+    handle = network[0].register_forward_hook(lambda layer, inputs, output: output)
     other = Kronecker(others="diagonal").of(network, x, softmax_columns)
     with pytest.raises(UnsupportedError, match="factors of"):
         first + other
-
-
-def test_a_hook_of_all_modules_is_seen_by_its_gradient():
-    network, x = plain(), points((3,))
-    before = full(network, x)
+    handle.remove()
 
     def triple(layer, inputs, output):
         return 3 * output if layer is network[0] else output
 
-    handle = torch.nn.modules.module.register_module_forward_hook(triple)
+    handle = nn.modules.module.register_module_forward_hook(triple)
     try:
-        expected = full(network, x)
-        value = FunctionSpace().of(network, x, softmax_columns).log_det_ratio(precisions(network))
+        check_exact(network, x)
         with pytest.raises(UnsupportedError, match="whose gradient is another"):
             Kronecker().of(network, x, softmax_columns)
     finally:
         handle.remove()
-    torch.testing.assert_close(value, expected)
-    assert abs(float(value - before)) > 0.1
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.head = layer(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.layer(x)[0][:, -1])
+
+
+class Attention(nn.Module):
+    def __init__(self, batch_first):
+        super().__init__()
+        self.layer = nn.MultiheadAttention(4, 2, batch_first=batch_first)
+        self.head, self.batch_first = nn.Linear(4, 2), batch_first
+
+    def forward(self, x):
+        x = x if self.batch_first else x.transpose(0, 1)
+        return self.head(self.layer(x, x, x)[0].mean(int(self.batch_first)))
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((), 1.3))
+
+    def forward(self, x):
+        return self.scale * (self.scale * x).tanh()
+
+
+def tokens():
+    return torch.randint(7, (4, 3), generator=generator())
+
+
+def images(*event, n=4):
+    return lambda: points(event, n=n)
+
+
+def behind(*modules):
+    return lambda: nn.Sequential(*(make() for make in modules), nn.Flatten(), nn.LazyLinear(2))
+
+
+BLOCKS = {  # with factors and blocks, without asking
+    "batch norm": (
+        behind(lambda: nn.Conv2d(2, 3, 2), lambda: nn.BatchNorm2d(3), nn.Tanh), images(2, 3, 3)),
+    "batch norm of columns": (
+        behind(lambda: nn.Linear(3, 3), lambda: nn.BatchNorm1d(3), nn.Tanh), images(3)),
+    "layer norm": (behind(lambda: nn.Linear(3, 4), lambda: nn.LayerNorm(4), nn.Tanh), images(2, 3)),
+    "RMS norm": (behind(lambda: nn.Linear(3, 4), lambda: nn.RMSNorm(4), nn.Tanh), images(2, 3)),
+    "group norm": (
+        behind(lambda: nn.Conv2d(2, 4, 2), lambda: nn.GroupNorm(2, 4), nn.Tanh), images(2, 3, 3)),
+    "one dimension": (
+        behind(lambda: nn.Conv1d(2, 4, 2, stride=2, padding=1), nn.Tanh), images(2, 5)),
+    "three dimensions": (
+        behind(lambda: nn.Conv3d(2, 2, 2, dilation=(1, 2, 1)), nn.Tanh), images(2, 3, 4, 3)),
+    "groups": (behind(lambda: nn.Conv2d(4, 6, 2, groups=2), nn.Tanh), images(4, 3, 3)),
+    "circular": (behind(lambda: nn.Conv2d(2, 3, 2, padding=1, padding_mode="circular"), nn.Tanh),
+                 images(2, 3, 3)),
+}  # fmt: skip
+OTHERS = {
+    "transposed": (behind(lambda: nn.ConvTranspose2d(2, 3, 2), nn.Tanh), images(2, 2, 2)),
+    "embedding": (behind(lambda: nn.Embedding(7, 3), nn.Tanh), tokens),
+    "bag": (behind(lambda: nn.EmbeddingBag(7, 3), nn.Tanh), tokens),
+    "attention": (lambda: Attention(True), images(3, 4)),
+    "attention, points second": (lambda: Attention(False), images(3, 4)),
+    "encoder": (
+        behind(lambda: nn.Embedding(7, 4),
+               lambda: nn.TransformerEncoderLayer(4, 2, 6, batch_first=True)), tokens),
+    "LSTM": (lambda: Recurrent(nn.LSTM), images(3, 3)),
+    "GRU": (lambda: Recurrent(nn.GRU), images(3, 3)),
+    "PReLU": (behind(lambda: nn.Linear(3, 2), lambda: nn.PReLU(2), Scaled), images(3)),
+}  # fmt: skip
+CASES = BLOCKS | OTHERS
+
+
+def made(case):
+    make, points_of = case
+    torch.manual_seed(0)
+    network, x = make().double(), points_of()
+    network(x)
+    with torch.no_grad():
+        for p in network.parameters():  # no scale is one and no shift zero
+            p.add_(0.3 * torch.randn(p.shape, dtype=p.dtype))
+    return network.eval(), x
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_structures_that_are_exact_and_gradients_of_outputs(name):
+    network, x = made(CASES[name])
+    delta = check_exact(network, x)
+    eye = torch.eye(2).double()
+    exact = sample_gradients(network, x, lambda f: eye.expand(len(f), 2, 2))
+    outer = output_gradients(network, x, 2)
+    assert set(outer) == set(exact)
+    for kind, rows in exact.items():
+        gradients = outer[kind]
+        gradients = gradients.dense() if isinstance(gradients, OuterProducts) else gradients
+        torch.testing.assert_close(gradients, rows)
+    if name in OTHERS:  # vmap has a wrong rule for the PReLU of one column
+        check_exact(network, x, lambda f: softmax_columns(f)[:, :1])
+        with pytest.raises(UnsupportedError, match="which is no linear layer"):
+            Kronecker().of(network, x, softmax_columns)
+        check_other_blocks(network, x, delta, "diagonal")
+
+
+@pytest.mark.parametrize("name", [name for name in BLOCKS if "norm" in name])
+def test_scale_and_shift_have_an_exact_block(name):
+    network, x = made(BLOCKS[name])
+    delta, rows = precisions(network), rows_of(network, x)
+    curvature = Kronecker().of(network, x, softmax_columns)
+    (block,) = [b for b in curvature.blocks if isinstance(b, Block)]
+    assert set(block.names) <= {"1.weight", "1.bias"}
+    sizes = {k: sizes_of(network)[k] for k in block.names}
+    names = [k for k, size in sizes_of(network).items() for _ in range(size)]
+    rows = rows[:, torch.tensor([k in sizes for k in names])]
+    exact = ratio(rows.mT @ rows, {k: delta[k] for k in sizes}, sizes)
+    torch.testing.assert_close(block.log_det_ratio(delta), exact)
+    first, other = (Kronecker().of(network, batch, softmax_columns) for batch in (x[:1], x[1:]))
+    torch.testing.assert_close((first + other).log_det_ratio(delta), curvature.log_det_ratio(delta))
+
+
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+def test_groups_of_a_convolution_are_convolutions_of_their_own(sharing):
+    network, x = made(BLOCKS["groups"])
+    delta, count = precisions(network), 20_000
+    curvature = Kronecker(sharing).of(network, x, softmax_columns)
+    factor, draws = curvature.blocks[0], curvature.sample(delta, 1.3, count)
+
+    class Alone(nn.Module):
+        """The second of two groups is a constant."""
+
+        def __init__(self, group):
+            super().__init__()
+            self.group, self.layer = group, nn.Conv2d(2, 3, 2).double()
+            with torch.no_grad():
+                rows = slice(3 * group, 3 * group + 3)
+                self.layer.weight.copy_(network[0].weight[rows])
+                self.layer.bias.copy_(network[0].bias[rows])
+
+        def forward(self, x):
+            both = list(network[0](x).detach().split(3, dim=1))
+            both[self.group] = self.layer(x[:, 2 * self.group : 2 * self.group + 2])
+            return network[1:](torch.cat(both, dim=1))
+
+    for group in range(2):
+        (alone,) = Kronecker(sharing).of(Alone(group), x, softmax_columns).blocks
+        B, A = alone.gradients.matrix(), alone.inputs.matrix() / alone.count
+        torch.testing.assert_close(factor.gradients.matrix()[group], B)
+        torch.testing.assert_close(factor.inputs.matrix()[group] / factor.count, A)
+        for name, block in (("0.weight", torch.kron(B, A)), ("0.bias", B)):
+            exact = torch.linalg.inv(1.3 * block + delta[name] * torch.eye(len(block)))
+            values = draws[name][:, 3 * group : 3 * group + 3].flatten(1)
+            deviation = exact.diagonal().sqrt()
+            error = (values.mT @ values / count - exact) / torch.outer(deviation, deviation)
+            assert float(error.abs().max()) < 7 / count**0.5
+            rows = {k: torch.zeros(1, 2, *p.shape).double() for k, p in network.named_parameters()}
+            drawn = torch.randn(1, 2, 3, *rows[name].shape[3:], dtype=torch.float64)
+            rows[name][:, :, 3 * group : 3 * group + 3] = drawn
+            flat = drawn.flatten(2)
+            covariance = curvature.output_covariance(delta, 1.3)(rows)
+            torch.testing.assert_close(covariance, flat @ exact @ flat.mT)
+
+
+@pytest.mark.parametrize("structure", [FunctionSpace(), Kronecker(), Diagonal()])
+@pytest.mark.parametrize("name", ["batch norm", "layer norm", "groups"])
+def test_gradients_of_what_moves_the_points(structure, name):
+    network, x = made(BLOCKS[name])
+    delta, away = precisions(network), points(x.shape[1:], n=4, seed=2)
+
+    def function(shift):
+        return structure.of(network, x + shift * away, softmax_columns).log_det_ratio(delta)
+
+    assert torch.autograd.gradcheck(function, [torch.tensor(0.1).double().requires_grad_()])
+
+
+@pytest.mark.parametrize("name", ["groups", "layer norm"])
+def test_chunks_of_points(name, monkeypatch):
+    network, x = made(BLOCKS[name])
+    values, sizes = [], []
+    network.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    for chunk, memory in ((2**20, 2**26), (1, 2**26), (1, 1)):
+        monkeypatch.setattr(layers, "_CHUNK", chunk)
+        monkeypatch.setattr(layers, "_BYTES", memory)
+        sizes.clear()
+        curvature = Kronecker().of(network, x, softmax_columns)
+        assert (max(sizes) < len(x)) == (memory == 1)
+        diagonal = Diagonal().of(network, x, softmax_columns).diagonal
+        factor = curvature.blocks[0]
+        values.append((diagonal, factor.inputs.matrix(), factor.count,
+                       curvature.log_det_ratio(precisions(network))))  # fmt: skip
+    for other in values[1:]:
+        torch.testing.assert_close(values[0], other)
+
+
+CONVOLUTIONS = {
+    "lines": (nn.Conv1d, dict(kernel_size=3, padding=2, dilation=2)),
+    "even": (nn.Conv2d, dict(kernel_size=(4, 2), groups=2, bias=False)),
+    "reflected": (nn.Conv2d, dict(kernel_size=(3, 1), padding=(2, 0), padding_mode="reflect")),
+    "wide steps": (nn.Conv2d, dict(kernel_size=3, stride=(1, 2), dilation=(2, 1))),
+    "high steps": (nn.Conv2d, dict(kernel_size=3, stride=(2, 1), padding=1)),
+    "few lines": (nn.Conv2d, dict(kernel_size=(6, 2))),
+    "volumes": (nn.Conv3d, dict(kernel_size=(2, 3, 2), padding=(1, 0, 1), groups=2)),
+}
+
+
+@pytest.mark.parametrize(("kind", "options"), CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_products_of_patches(kind, options):
+    # The gradient of an output by the weight of its channel is the patch of its place.
+    layer = kind(2, 2, **options).double()
+    x = points((2, 7, 6, 3)[: layer.weight.ndim - 1], n=20).requires_grad_()
+
+    def outputs(weight):
+        made = torch.func.functional_call(layer, {"weight": weight}, (x,))
+        return made.transpose(0, 1).flatten(1)
+
+    patches = torch.func.jacrev(outputs)(layer.weight).flatten(3)
+    patches = torch.stack([patches[k, :, k] for k in range(0, 2, 2 // layer.groups)])
+    expected = patches.mT @ patches
+    record = layers.LinearRecord(layer, "weight", None, len(x), x, [layer(x)])
+    products, count = record.input_products(reduce=False)
+    assert (count, products.is_rows) == (patches.shape[1], False)
+    matrix = products.matrix().view_as(expected)
+    torch.testing.assert_close(matrix, expected)
+    weights = points(expected.shape[1:], n=len(expected), seed=1)
+    gradients = [torch.autograd.grad((m * weights).sum(), x)[0] for m in (matrix, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_factors_of_layers_at_several_places():
+    network = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 2)).double()
+    x = points((4, 3))
+    for sharing, rows in (("expand", x.flatten(0, 1)), ("reduce", x.mean(1))):
+        factor = Kronecker(sharing).of(network, x, softmax_columns).blocks[0]
+        assert (factor.weight, factor.bias, factor.count) == ("0.weight", "0.bias", len(rows))
+        torch.testing.assert_close(factor.inputs.matrix(), rows.mT @ rows)
+
+
+def test_factors_of_fewer_points_than_inputs_stay_rows():
+    network = nn.Sequential(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    x, delta = points((9,), n=12), precisions(network)
+    whole = Kronecker().of(network, x, softmax_columns)
+    batches = [Kronecker().of(network, batch, softmax_columns) for batch in x.split((2, 3, 7))]
+    few = batches[0] + batches[1]
+    assert [c.blocks[0].inputs.is_rows for c in (*batches, few, whole)] == [True] * 4 + [False]
+    for curvature in (whole, few, few + batches[2]):
+        exact = sum(
+            (torch.kron(B, A / f.count) / delta[f.weight] + torch.eye(len(A) * len(B))).logdet()
+            + (B / delta[f.bias] + torch.eye(len(B))).logdet()
+            for f in curvature.blocks for B, A in [(f.gradients.matrix(), f.inputs.matrix())]
+        )  # fmt: skip
+        torch.testing.assert_close(curvature.log_det_ratio(delta), exact)
+    draws = [c.sample(delta, count=2) for c in (whole, few + batches[2])]
+    torch.testing.assert_close(*draws)

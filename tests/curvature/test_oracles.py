@@ -25,9 +25,9 @@ def test_the_evidence_is_that_of_laplace_torch(make, name):
     from torch.utils.data import DataLoader, TensorDataset
 
     network, event = make()
-    for part in network.modules():
-        if isinstance(part, torch.nn.ReLU):
-            part.inplace = False  # which its hooks cannot follow
+    for module in network.modules():
+        if isinstance(module, torch.nn.ReLU):
+            module.inplace = False  # which its hooks cannot follow
     x, y = points(event, n=30), torch.arange(30) % 2
     likelihood = SoftmaxLikelihood(num_classes=2, mixing_weights=False)
     model = LinearizedNetwork(network, GaussianWeightPrior(network, "network", 0.7))

@@ -54,8 +54,8 @@ def jacobian(net, x, names):
     for point in x:
         outputs = net(point.unsqueeze(0))[0]
         for value in outputs:
-            parts = torch.autograd.grad(value, parameters, retain_graph=True)
-            rows.append(torch.cat([part.flatten() for part in parts]))
+            gradients = torch.autograd.grad(value, parameters, retain_graph=True)
+            rows.append(torch.cat([g.flatten() for g in gradients]))
     return torch.stack(rows).unflatten(0, (len(x), -1))
 
 
@@ -91,8 +91,8 @@ def test_classes_by_hand(weights, names, structure):
     assert all(not p.requires_grad or p.grad is None for p in net.parameters())
     drawn = torch.distributions.MultivariateNormal(net(at), covariance + 1e-9 * torch.eye(3))
     mean = drawn.sample((20_000,)).softmax(-1).mean(0)
-    by_draws = posterior.predict(at, "draws", draws=20_000).probs
-    assert float((by_draws - mean).abs().max()) < 0.015
+    mean_of_draws = posterior.predict(at, "draws", draws=20_000).probs
+    assert float((mean_of_draws - mean).abs().max()) < 0.015
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
@@ -131,15 +131,15 @@ def test_two_classes():
 @pytest.mark.parametrize("structure", ["kron", "full", "diag"])
 def test_a_loader_gives_what_tensors_give(structure):
     net, x, y = network(), images(), classes()
-    loader = DataLoader(TensorDataset(x, y), batch_size=9, shuffle=True)
-    one, other = (
+    loader = DataLoader(TensorDataset(x, y.to(torch.uint8)), batch_size=9, shuffle=True)
+    loaded, whole = (
         Laplace(net, "classification", structure=structure, weights="all")
         .fit(data, precision=0.5, batch_size=N)
         for data in (loader, (x, y))
     )  # fmt: skip
-    assert one.num_data == other.num_data == N
-    assert one.log_evidence == pytest.approx(other.log_evidence)
-    torch.testing.assert_close(one.predict(x).probs, other.predict(x).probs)
+    assert loaded.num_data == whole.num_data == N
+    assert loaded.log_evidence == pytest.approx(whole.log_evidence)
+    torch.testing.assert_close(loaded.predict(x).probs, whole.predict(x).probs)
 
 
 def test_precisions_of_the_largest_evidence():
@@ -201,10 +201,10 @@ def test_predictions_go_by_chunks_and_are_the_same():
     whole = posterior.predict(x).probs
     handle.remove()
     assert max(most) <= 256
-    parts = [posterior.predict(part).probs for part in x.split(77)]
-    torch.testing.assert_close(whole, torch.cat(parts))
-    one, same = (posterior.predict(x, "draws", draws=20).probs for _ in range(2))
-    assert torch.equal(one, same)
+    chunks = [posterior.predict(chunk).probs for chunk in x.split(77)]
+    torch.testing.assert_close(whole, torch.cat(chunks))
+    first, same = (posterior.predict(x, "draws", draws=20).probs for _ in range(2))
+    assert torch.equal(first, same)
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,12 @@ def test_a_file_holds_it_all(structure, outputs, unit, tmp_path):
         assert getattr(read, name) == getattr(posterior, name)
     with pytest.raises(DataError, match=r"4\.weight|shape"):
         Laplace.load(tmp_path / "posterior.pt", network(outputs + 1))
-    torch.save({"a": 1}, tmp_path / "other.pt")
-    with pytest.raises(DataError):
-        Laplace.load(tmp_path / "other.pt", net)
+    content = torch.load(tmp_path / "posterior.pt", weights_only=True)
+    for other in ({"a": 1}, content | {"numbers": {}}):
+        torch.save(other, tmp_path / "other.pt")
+        with pytest.raises(DataError):
+            Laplace.load(tmp_path / "other.pt", net)
+    assert "weights='all': 40 points" in repr(posterior)
 
 
 FIVE = SoftmaxLikelihood(num_classes=5, mixing_weights=False)
@@ -258,6 +261,8 @@ WRONG = [
         ShapeError,
         "3 outputs, expected 5",
     ),
+    (lambda: fit((images(), classes()), nn.Sequential(network(1), nn.Flatten(0))), ShapeError,
+     "a row for each point"),
     (lambda: fit((images(), classes() + 1)), ArgumentError, "from 0 to 2"),
     (lambda: fit((images(), images()[:, 0, 0, 0]), None, "regression"), ShapeError, "target"),
     (lambda: fit((images(), classes()), weights="head"), ArgumentError, "'last', 'all', or some"),
@@ -328,8 +333,8 @@ def test_predictions_by_the_bridge():
     net, x, y = network(), images(), classes()
     posterior = Laplace(net, "classification").fit((x, y))
     at = images(300, seed=7)
-    by_bridge, by_draws = (posterior.predict(at, k).probs for k in ("bridge", "draws"))
-    assert 1e-3 < float((by_bridge - by_draws).abs().mean()) < 0.05
+    bridge, mean_of_draws = (posterior.predict(at, k).probs for k in ("bridge", "draws"))
+    assert 1e-3 < float((bridge - mean_of_draws).abs().mean()) < 0.05
     posterior.covariance_scale = 0.0
     torch.testing.assert_close(posterior.predict(at, "bridge").probs, posterior.predict(at).probs)
 
@@ -365,12 +370,10 @@ def trained(n=60):
 )  # fmt: skip
 def test_precisions_by_other_points(precision, structure):
     net, data, validation = trained()
-    by_evidence = Laplace(net, "classification", structure=structure).fit(data)
+    climbed = Laplace(net, "classification", structure=structure).fit(data)
     posterior = Laplace(net, "classification", structure=structure)
     posterior.fit(data, validation=validation, precision=precision, batch_size=7, progress=False)
-    factors = {
-        round(math.log10(posterior.precisions[k] / by_evidence.precisions[k]), 6) for k in LAST
-    }
+    factors = {round(math.log10(posterior.precisions[k] / climbed.precisions[k]), 6) for k in LAST}
     assert len(factors) == 1
     assert factors.pop() in range(-2, 7)
     now, then = (posterior.predict(validation[0], k) for k in ("closed", "mode"))

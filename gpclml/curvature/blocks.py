@@ -1,0 +1,622 @@
+"""Structures of the curvature, and the blocks that they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from typing import Any, Literal, Self, cast
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from gpclml._utils.arguments import checked
+from gpclml.curvature.gradients import layer_gradients, layer_products, sample_gradients
+from gpclml.curvature.layers import (
+    LayerRecord,
+    LinearRecord,
+    OuterProducts,
+    Products,
+    record_columns,
+    sum_over_chunks,
+)
+from gpclml.curvature.structure import (
+    Cotangents,
+    Curvature,
+    Draw,
+    Draws,
+    OutputCovariance,
+    Precisions,
+    Scale,
+    Structure,
+    layer_of,
+)
+from gpclml.errors import UnsupportedError
+from gpclml.linalg import safe_cholesky
+
+__all__ = [
+    "Block",
+    "BlockCurvature",
+    "BlockDiagonal",
+    "Diagonal",
+    "DiagonalCurvature",
+    "Factors",
+    "Full",
+    "FunctionSpace",
+    "FunctionSpaceCurvature",
+    "Kronecker",
+]
+
+_NUMBERS = 2**24  # of gradients of outputs in memory at a time
+_DOUBLES = 2**20  # converted to float64 at a time, where rows are few
+
+
+@checked
+@dataclass(frozen=True)
+class Full(Structure):
+    """Structure of the full curvature, of all parameters together.
+
+    Args:
+        form: ``"parameters"`` for a P x P matrix, ``"samples"`` for N K x N K, ``"smaller"`` for
+            the smaller of both.
+
+    Note:
+        Costs the cube of the smaller of P and N K, and N K P numbers in memory. Products of
+        gradients are summed in float64: where noise is small, single precision loses what weakly
+        determined weights have.
+    """
+
+    form: Literal["smaller", "parameters", "samples"] = "smaller"
+
+    @override
+    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> Block:
+        """The dense matrix of all parameters together; see :meth:`Structure.of`."""
+        return Block.from_gradients(dict(layer_gradients(module, x, cotangents)), self.form)
+
+
+@checked
+@dataclass(frozen=True)
+class BlockDiagonal(Structure):
+    """Structure of independent blocks, one for each layer or each parameter tensor.
+
+    The log-determinant is at least that of the full curvature (Fischer's inequality; Immer et
+    al. 2023, Theorem 1), so that the evidence is a lower bound.
+
+    Args:
+        by: ``"layer"`` for a module with its weight and bias, or ``"parameter"``.
+    """
+
+    by: Literal["layer", "parameter"] = "layer"
+
+    @override
+    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> BlockCurvature:
+        """A dense matrix for each block; see :meth:`Structure.of`."""
+        blocks: dict[str, dict[str, Tensor | OuterProducts]] = {}
+        for name, rows in layer_gradients(module, x, cotangents):
+            blocks.setdefault(layer_of(name) if self.by == "layer" else name, {})[name] = rows
+        return BlockCurvature([Block.from_gradients(block) for block in blocks.values()])
+
+
+@dataclass(frozen=True)
+class Diagonal(Structure):
+    """Structure of independent parameters: the loosest bound (Immer et al. 2023, Theorem 1).
+
+    Note:
+        Costs K backward passes. So many points are in memory at a time as take about 64 MiB.
+    """
+
+    @override
+    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DiagonalCurvature:
+        """The sum of squared gradients of each parameter; see :meth:`Structure.of`."""
+        return sum_over_chunks(_diagonal, module, x, cotangents, all_columns=True)
+
+
+def _diagonal(module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DiagonalCurvature:
+    return DiagonalCurvature.from_gradients(layer_gradients(module, x, cotangents))
+
+
+@dataclass(frozen=True)
+class FunctionSpace(Structure):
+    """Structure of the full curvature in function space, by inner products of layers.
+
+    It serves stochastic estimates of a large network's evidence from few points and outputs (Immer
+    et al. 2023, Section 4), and is exact for every network.
+
+    Note:
+        Costs K backward passes and (N K)² (in + out) operations for each linear layer.
+        Convolutions, parameters of other modules, and layers that :class:`Kronecker` refuses, such
+        as tied ones, need gradients at single points, N K times the size of their parameters.
+    """
+
+    @override
+    def of(
+        self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents
+    ) -> FunctionSpaceCurvature:
+        """A matrix of the size of the points for each parameter; see :meth:`Structure.of`."""
+        grams: dict[str, Tensor] = {}
+        last = gram = torch.zeros(())
+        for name, rows in layer_gradients(module, x, cotangents):
+            gradients = rows.gradients if isinstance(rows, OuterProducts) else rows
+            if gradients is not last:  # a bias has the gradients of outputs that its weight has
+                last, gram = gradients, _gram(_flat(gradients).flatten(0, 1))
+            grams[name] = gram
+            if isinstance(rows, OuterProducts):
+                # Inner products of g aᵀ are products of those of g and of a.
+                k = gradients.shape[1]
+                inputs = _gram(rows.inputs).repeat_interleave(k, 0).repeat_interleave(k, 1)
+                grams[name] = inputs * gram
+        return FunctionSpaceCurvature(grams)
+
+
+@checked
+@dataclass(frozen=True)
+class Kronecker(Structure):
+    r"""Structure of Kronecker factors for each layer: :math:`H \approx B \otimes A`.
+
+    :math:`A` is the mean over points of :math:`a a^\top`, :math:`B` the sum over points and columns
+    of :math:`g g^\top` (Martens and Grosse 2015; with weights shared by positions of a point,
+    Eschenhagen et al. 2023). It is exact for one point with one position and for a linear network's
+    last layer. It gives no bound of the evidence: with a = g = (0, 2) on two points its
+    log-determinant is smaller than the exact one.
+
+    Linear layers and convolutions, with groups too, have factors. Scale and shift of a batch
+    (in eval mode), layer, group or RMS normalization have one exact block a layer.
+
+    Args:
+        sharing: Treatment of the positions of a convolution: ``"expand"`` treats them as points;
+            with ``"reduce"`` a is their mean and g their sum, as averaged augmentations need.
+        others: Treatment of all other parameters. These are the parameters of other modules
+            (embeddings, attention, recurrent layers, transposed convolutions) and of layers whose
+            inputs and outputs do not determine the gradient: subclasses (LoRA); pruned or
+            parametrized layers (weight and spectral norm); layers with hooks, or whose first
+            dimension is not that of points; and weights that are tied, used by a function, or
+            applied twice. ``"refuse"`` raises an error that names them; ``"diagonal"`` and
+            ``"full"`` give them an exact block of their own.
+
+    Note:
+        Costs K backward passes and, for each layer, the eigenvalues of an in x in and an out x out
+        matrix, or of smaller ones if points are fewer. So many points are in memory at a time as
+        take about 64 MiB.
+    """
+
+    sharing: Literal["expand", "reduce"] = "expand"
+    others: Literal["refuse", "diagonal", "full"] = "refuse"
+
+    @override
+    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> BlockCurvature:
+        """Two factors for each layer; see :meth:`Structure.of`."""
+        return sum_over_chunks(self._of, module, x, cotangents)
+
+    def _of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> BlockCurvature:
+        blocks: dict[int, Factors | Block] = {}
+        columns, names = record_columns(module, x, cotangents, only=self.others == "refuse")
+        for records in columns:  # one after the other takes less memory than all
+            for layer, record in enumerate(records):
+                first = layer not in blocks
+                block = _recorded_block(record, self.sharing == "reduce", first)
+                blocks[layer] = block if first else blocks[layer] + cast(Any, block)
+        # Normalizations come behind layers with factors, whose draws come first.
+        ordered = sorted(blocks.values(), key=lambda block: isinstance(block, Block))
+        if not names:
+            return BlockCurvature(ordered)
+        rows = sample_gradients(module, x, cotangents, names)
+        if self.others == "diagonal":
+            return BlockCurvature([*ordered, DiagonalCurvature.from_gradients(rows.items())])
+        return BlockCurvature([*ordered, Block.from_gradients(rows, "parameters")])
+
+
+def _recorded_block(record: LayerRecord, reduce: bool, first: bool) -> Factors | Block:
+    """Factors, or the block of a normalization, of one column; inputs come with the first."""
+    if not isinstance(record, LinearRecord):
+        return Block.from_gradients(record.gradients())
+    inputs, count = None, 0
+    if first and record.weight is not None:
+        inputs, count = record.input_products(reduce)
+    gradients = record.gradient_products(reduce)
+    return Factors(record.weight, record.bias, gradients, inputs, count, record.shape)
+
+
+class BlockCurvature(Curvature):
+    """A curvature of independent blocks of parameters.
+
+    Args:
+        blocks: Curvature of each block.
+    """
+
+    def __init__(self, blocks: Sequence[Curvature]) -> None:
+        self.blocks: tuple[Any, ...] = tuple(blocks)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the parameters, block by block."""
+        return [name for block in self.blocks for name in block.names]
+
+    @override
+    def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
+        """The sum over blocks, in float64 until it is made."""
+        terms = [block.log_det_ratio(precisions, scale).double() for block in self.blocks]
+        return torch.stack(terms).sum().to(next(iter(precisions.values())).dtype)
+
+    @override
+    def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
+        draws: dict[str, Tensor] = {}
+        for block in self.blocks:
+            draws |= block._draws(precisions, scale, count, draw)
+        return draws
+
+    @override
+    @torch.no_grad()
+    def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
+        """The sum over blocks."""
+        terms = [block.output_covariance(precisions, float(scale)) for block in self.blocks]
+        return lambda gradients: torch.stack([term(gradients) for term in terms]).sum(0)
+
+    @override
+    def __add__(self, other: Self) -> Self:
+        mine, theirs = ([block.names for block in c.blocks] for c in (self, other))
+        if mine != theirs:
+            got = f"Kronecker factors of {theirs}"
+            raise UnsupportedError("curvature", got, f"factors of {mine}", "Use Full for a sum.")
+        return type(self)([a + b for a, b in zip(self.blocks, other.blocks, strict=True)])
+
+
+@dataclass(frozen=True)
+class Block(Curvature):
+    """A block as its rows, ``(N K, p)``, or as the product of these, ``(p, p)`` in float64."""
+
+    shapes: Mapping[str, torch.Size]
+    is_rows: bool
+    matrix: Tensor
+
+    @classmethod
+    def from_gradients(
+        cls, gradients: Mapping[str, Tensor | OuterProducts], form: str = "smaller"
+    ) -> Block:
+        """The block of parameters from their gradients by name, ``(N, K, *shape)``."""
+        shapes = {name: rows.shape[2:] for name, rows in gradients.items()}
+        first, *others = gradients.values()
+        sums = first.gradients if isinstance(first, OuterProducts) else first
+        size = sum(shape.numel() for shape in shapes.values())
+        is_rows = form == "samples" or (form == "smaller" and first.shape[:2].numel() < size)
+        # A layer alone, with its bias: K times fewer operations than from rows.
+        if isinstance(first, OuterProducts) and not is_rows and all(b is sums for b in others):
+            return cls(shapes, False, layer_products(first, bias=bool(others)))
+        rows = torch.cat([_flat(rows) for rows in gradients.values()], dim=-1).flatten(0, 1)
+        return cls(shapes, is_rows, rows if is_rows else _gram(rows.mT))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of its parameters."""
+        return list(self.shapes)
+
+    def _roots(self, precisions: Precisions) -> Tensor:
+        """Prior standard deviations, ``(p,)``."""
+        roots = [precisions[name].rsqrt().expand(n.numel()) for name, n in self.shapes.items()]
+        return torch.cat(roots)
+
+    @override
+    def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
+        """From a Cholesky factor."""
+        # |s H + P| / |P| = |I + s R H R| with R² = P⁻¹; of rows by Sylvester's identity.
+        root = self._roots(precisions)
+        if self.is_rows:
+            inner = _gram(self.matrix * root)
+        else:
+            inner = self.matrix * root * root.unsqueeze(-1)
+        return _log_det(inner, scale).to(root.dtype)
+
+    @override
+    def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
+        root = self._roots(precisions)
+        prior = draw(count, len(root))  # of standardized weights
+        if self.is_rows:
+            # Matheron's rule: a draw from the prior, moved by what noisy rows say of it.
+            rows = scale**0.5 * self.matrix * root
+            factor = _factor(_gram(rows)).to(rows.dtype)
+            seen = prior @ rows.mT + draw(count, len(rows))
+            values = prior - torch.cholesky_solve(seen.mT, factor).mT @ rows
+        else:
+            inner = scale * self.matrix * root * root.unsqueeze(-1)
+            factor = _factor(inner).to(prior.dtype)
+            values = torch.linalg.solve_triangular(factor.mT, prior.mT, upper=True).mT
+        draws = (root * values).split([n.numel() for n in self.shapes.values()], dim=-1)
+        pairs = zip(self.shapes.items(), draws, strict=True)
+        return {name: values.reshape(count, *shape) for (name, shape), values in pairs}
+
+    @override
+    def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
+        """From a Cholesky factor."""
+        root = self._roots(precisions).double()
+        rows = scale**0.5 * self.matrix * root
+        factor = _factor(_gram(rows) if self.is_rows else scale**0.5 * root.unsqueeze(-1) * rows)
+
+        def chunk_covariance(gradients: Mapping[str, Any], points: slice) -> Tensor:
+            flat = torch.cat([_flat(gradients[name][points]) for name in self.shapes], dim=-1)
+            columns = (flat * root).flatten(0, 1).mT
+            seen = rows @ columns if self.is_rows else columns
+            solved = torch.linalg.solve_triangular(factor, seen, upper=False)
+            known = _point_products(solved, flat.shape[:2])
+            if self.is_rows:  # what rows tell is taken from the prior's covariance
+                known = _point_products(columns, flat.shape[:2]) - known
+            return known.to(flat)
+
+        def covariance(gradients: Mapping[str, Any]) -> Tensor:
+            count, outputs = gradients[self.names[0]].shape[:2]
+            step = max(1, _NUMBERS // (outputs * len(root)))
+            starts = range(0, count, step)
+            return torch.cat([chunk_covariance(gradients, slice(a, a + step)) for a in starts])
+
+        return covariance
+
+    @override
+    def __add__(self, other: Block) -> Block:
+        if self.is_rows and other.is_rows:
+            rows = torch.cat([self.matrix, other.matrix])
+            few = len(rows) < rows.shape[1]
+            return replace(self, is_rows=few, matrix=rows if few else _gram(rows.mT))
+        mine, theirs = (b._product() for b in (self, other))
+        return replace(self, is_rows=False, matrix=mine + theirs)
+
+    def _product(self) -> Tensor:
+        return _gram(self.matrix.mT) if self.is_rows else self.matrix
+
+
+class DiagonalCurvature(Curvature):
+    r"""The diagonal of the curvature, :math:`h = \sum_{nk} (J_n^\top v_{nk})^{\circ 2}`.
+
+    Args:
+        diagonal: Diagonal of each parameter by name, in the parameter's shape.
+    """
+
+    def __init__(self, diagonal: Mapping[str, Tensor]) -> None:
+        self.diagonal: dict[str, Tensor] = dict(diagonal)
+
+    @classmethod
+    def from_gradients(
+        cls, gradients: Iterable[tuple[str, Tensor | OuterProducts]]
+    ) -> DiagonalCurvature:
+        """The diagonal from pairs of a name and gradients, ``(N, K, *shape)``, one at a time."""
+        return cls({name: _sum_of_squares(rows) for name, rows in gradients})
+
+    @property
+    def names(self) -> list[str]:
+        """Names of its parameters."""
+        return list(self.diagonal)
+
+    @override
+    def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
+        """The sum over single parameters."""
+        # log1p keeps what weights have that the data hardly determine.
+        terms = [(scale * h / precisions[name]).log1p().sum() for name, h in self.diagonal.items()]
+        return torch.stack(terms).sum()
+
+    @override
+    def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
+        return {
+            name: draw(count, *h.shape) * (scale * h + precisions[name]).rsqrt()
+            for name, h in self.diagonal.items()
+        }
+
+    @override
+    @torch.no_grad()
+    def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
+        """The sum over single parameters."""
+        weights = {name: 1 / (scale * h + precisions[name]) for name, h in self.diagonal.items()}
+
+        def covariance(gradients: Mapping[str, Any]) -> Tensor:
+            terms = []
+            for name, weight in weights.items():
+                rows = gradients[name]
+                if isinstance(rows, OuterProducts):
+                    terms.append(rows.weighted_products(weight))
+                else:
+                    flat = _flat(rows)
+                    terms.append((flat * weight.flatten()) @ flat.mT)
+            return torch.stack(terms).sum(0)
+
+        return covariance
+
+    @override
+    def __add__(self, other: Self) -> Self:
+        return type(self)({k: h + other.diagonal[k] for k, h in self.diagonal.items()})
+
+
+@dataclass(frozen=True)
+class Factors(Curvature):
+    r"""Kronecker factors of a layer: :math:`B \otimes A` of its weight, B of its bias.
+
+    Attributes:
+        weight: Name of its weight; None if it is not trained.
+        bias: Name of its bias; None if that is not trained, or there is none.
+        gradients: B, the sum of g gᵀ; with several groups one for each.
+        inputs: A times the number of its terms, the sum of a aᵀ; None without a weight.
+        count: Number of terms of that sum.
+        shape: Shape of the weight.
+    """
+
+    weight: str | None
+    bias: str | None
+    gradients: Products
+    inputs: Products | None
+    count: int
+    shape: torch.Size
+
+    @property
+    def names(self) -> list[str]:
+        """Names of its parameters."""
+        return [name for name in (self.weight, self.bias) if name is not None]
+
+    @cached_property
+    def eigenvalues(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Eigenvalues of B and A by the parameter's name, ``(*G, b)`` and ``(*G, a)``; float64.
+
+        Some that are zero are left out. For a bias the latter is one.
+        """
+        # Those of B ⊗ A are all products of the two; rows of few points have few of them.
+        b, values = self.gradients.eigenvalues(), {}
+        if self.bias is not None:
+            values[self.bias] = b, torch.ones_like(b[..., :1])
+        if self.weight is not None and self.inputs is not None:
+            values[self.weight] = b, self.inputs.eigenvalues() / self.count
+        return values
+
+    @override
+    def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
+        """From the eigenvalues of both factors, in float64."""
+        terms = [
+            ((scale / precisions[name]).double() * b.unsqueeze(-1) * a.unsqueeze(-2)).log1p().sum()
+            for name, (b, a) in self.eigenvalues.items()
+        ]
+        return torch.stack(terms).sum()
+
+    @override
+    def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
+        """Draws of weights with covariance (s B ⊗ A + δ I)⁻¹ of each block, by eigenvectors."""
+        draws = {}
+        for name, (left, right, deviation) in self._spectra(precisions, scale).items():
+            normal = draw(count, *deviation.shape)
+            values = (left @ (normal.double() * deviation) @ right.mT).to(normal)
+            draws[name] = values.reshape(count, *(self.shape if name == self.weight else (-1,)))
+        return draws
+
+    @override
+    def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
+        """From the eigenvectors of both factors."""
+        spectra = self._spectra(precisions, float(scale))
+
+        # In float64: where a prior is vague, the deviation of what the data do not determine is so
+        # large that the rounding of a turned gradient would be seen.
+        def covariance(gradients: Mapping[str, Any]) -> Tensor:
+            terms = []
+            for name, (left, right, deviation) in spectra.items():
+                rows = gradients[name]
+                if isinstance(rows, OuterProducts):
+                    g, a = rows.gradients.double() @ left, rows.inputs.double() @ right
+                    products = OuterProducts(g, a).weighted_products(deviation.square())
+                    terms.append(products.to(rows.gradients))
+                    continue
+                blocks = rows.reshape(*rows.shape[:2], *deviation.shape).double()
+                turned = (left.mT @ blocks @ right * deviation).flatten(2)
+                terms.append((turned @ turned.mT).to(rows))
+            return torch.stack(terms).sum(0)
+
+        return covariance
+
+    def _spectra(
+        self, precisions: Precisions, scale: float
+    ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """Eigenvectors of B and A by name, and deviations in their directions; float64."""
+        dtype = next(iter(precisions.values())).dtype
+        b, left = torch.linalg.eigh(self.gradients.matrix())
+        b = _above_rounding(b, dtype).unsqueeze(-1)
+        spectra = {}
+        if self.weight is not None and self.inputs is not None:
+            a, right = torch.linalg.eigh(self.inputs.matrix() / self.count)
+            products = b * _above_rounding(a, dtype).unsqueeze(-2)
+            deviation = (scale * products + precisions[self.weight]).rsqrt()
+            spectra[self.weight] = left, right, deviation
+        if self.bias is not None:
+            deviation = (scale * b + precisions[self.bias]).rsqrt()
+            spectra[self.bias] = left, torch.ones_like(b[..., :1, :]), deviation
+        return spectra
+
+    @override
+    def __add__(self, other: Factors) -> Factors:
+        # Further columns of the same points bring no inputs.
+        inputs = self.inputs
+        if inputs is not None and other.inputs is not None:
+            inputs = inputs + other.inputs
+        gradients, count = self.gradients + other.gradients, self.count + other.count
+        return replace(self, gradients=gradients, inputs=inputs, count=count)
+
+
+class FunctionSpaceCurvature(Curvature):
+    r"""Inner products :math:`v_{nk}^\top J_n J_m^\top v_{ml}`, a matrix for each parameter.
+
+    Its log-determinant, :math:`\log |I + s V^\top J P_0^{-1} J^\top V|`, is that of the full
+    curvature. It supports neither draws nor sums.
+
+    Args:
+        grams: Inner products by the parameter's name, ``(N K, N K)``, in float64.
+    """
+
+    def __init__(self, grams: Mapping[str, Tensor]) -> None:
+        self.grams: dict[str, Tensor] = dict(grams)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of its parameters."""
+        return list(self.grams)
+
+    @override
+    def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
+        """The same number as that of the full curvature, from a matrix of N K columns."""
+        # |I + s Vᵀ J P⁻¹ Jᵀ V| = |I + s P⁻¹ H|, where products of parameters add up.
+        kernel = torch.stack([gram / precisions[name] for name, gram in self.grams.items()]).sum(0)
+        return _log_det(kernel, scale).to(next(iter(precisions.values())).dtype)
+
+    @override
+    def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
+        raise UnsupportedError("curvature", "a FunctionSpace", "one with draws", "Use Full.")
+
+    @override
+    def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
+        """Raises an :class:`UnsupportedError`: the curvature keeps no gradients."""
+        raise UnsupportedError("curvature", "a FunctionSpace", "one with a posterior", "Use Full.")
+
+    @override
+    def __add__(self, other: Self) -> Self:
+        raise UnsupportedError(
+            "curvature", "a FunctionSpace over several batches", "one batch", "Use Full for a sum."
+        )
+
+
+def _above_rounding(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Eigenvalues, ``(*G, p)``, at least as large as their rounding, of vectors of this type.
+
+    Directions in which vague priors would else have all the variance are known to this accuracy.
+    """
+    eps = max(torch.finfo(dtype).eps ** 2, torch.finfo(values.dtype).eps)
+    return values.clamp_min(values.shape[-1] * eps * values.amax(-1, keepdim=True).clamp_min(0.0))
+
+
+def _factor(matrix: Tensor, scale: Scale = 1.0) -> Tensor:
+    """Cholesky factor of I + s M, with the diagonal of M raised by its rounding.
+
+    Under a vague prior, s M far above I, a jitter of the mean diagonal would hide small curvature.
+    """
+    eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    rounding = 1 + len(matrix) * torch.finfo(matrix.dtype).eps * eye
+    return safe_cholesky(torch.addcmul(eye, matrix * rounding, torch.as_tensor(scale).to(matrix)))
+
+
+def _log_det(matrix: Tensor, scale: Tensor | float) -> Tensor:
+    return 2 * _factor(matrix, scale).diagonal().log().sum()
+
+
+def _sum_of_squares(rows: Tensor | OuterProducts) -> Tensor:
+    """Squares of gradients, summed over points and columns, in the shape of the parameter."""
+    if isinstance(rows, OuterProducts):
+        return rows.gradients.square().sum(1).mT @ rows.inputs.square()
+    return rows.square().sum((0, 1))
+
+
+def _flat(rows: Tensor | OuterProducts) -> Tensor:
+    """Gradients ``(N, K, *shape)`` as ``(N, K, p)``."""
+    dense = rows if isinstance(rows, Tensor) else rows.dense()
+    return dense.reshape(*rows.shape[:2], -1)
+
+
+def _point_products(columns: Tensor, shape: torch.Size) -> Tensor:
+    """Inner products of the C columns of each point, ``(p, N C)`` to ``(N, C, C)``."""
+    rows = columns.mT.unflatten(0, shape)
+    return rows @ rows.mT
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """Inner products of rows ``(m, p)``, summed over their columns in float64."""
+    if rows.dtype == torch.float64:
+        return rows @ rows.mT
+    chunks = map(Tensor.double, rows.split(max(1024, _DOUBLES // len(rows)), dim=-1))
+    return reduce(torch.add, (chunk @ chunk.mT for chunk in chunks))
