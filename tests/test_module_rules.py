@@ -1,51 +1,68 @@
-"""Rules for modules: what they may import, and what their tests are called."""
+"""Rules for modules: what they may import, what ``import gpclml`` offers, names of test files."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import gpclml
 
-SHARED = {"_utils"}
+ROOT = Path(gpclml.__file__).parent
 
 
-def test_no_private_module_is_imported_from_another_package():
-    root = Path(gpclml.__file__).parent
-    wrong = []
-    for path in root.rglob("*.py"):
-        package = ("gpclml", *path.relative_to(root).parent.parts)
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.ImportFrom) or not node.module:
-                continue
-            for alias in node.names:
-                parts = (*node.module.split("."), alias.name)
-                for depth, part in enumerate(parts[:-1]):
-                    private = part.startswith("_") and part not in SHARED
-                    if parts[0] == "gpclml" and private and package[:depth] != parts[:depth]:
-                        wrong.append(f"{path.relative_to(root)}: {'.'.join(parts)}")
-    assert not wrong, "\n".join(wrong)
+def imports(path: Path) -> list[tuple[str, ...]]:
+    """What a file imports, each as the names on the way to it."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    return [
+        *((alias.name,) for n in nodes if isinstance(n, ast.Import) for alias in n.names),
+        *(
+            (*(n.module or "").split("."), alias.name)
+            for n in nodes
+            if isinstance(n, ast.ImportFrom)
+            for alias in n.names
+        ),
+    ]
 
 
-def test_the_library_imports_nothing_that_only_the_benchmarks_have():
-    for path in Path(gpclml.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            packages = {name.partition(".")[0] for name in names}
-            assert not packages & {"PIL", "benchmarks", "pooch", "requests"}, path
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path)[-30:])
+def test_imports_are_of_public_modules_that_are_installed(path):
+    package = ("gpclml", *path.relative_to(ROOT).parent.parts)
+    for names in imports(path):
+        assert names[0].partition(".")[0] not in {"PIL", "benchmarks", "pooch", "requests"}
+        for depth, name in enumerate(names[:-1]):
+            if names[0] == "gpclml" and name.startswith("_") and name != "_utils":
+                assert package[:depth] == names[:depth], ".".join(names)
+
+
+def test_the_names_are_those_of_their_rooms():
+    tree = ast.parse(Path(gpclml.__file__).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]  # for type checkers
+    rooms = {
+        alias.name: node.module or ""
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert sorted(rooms) == sorted(gpclml.__all__)
+    assert set(gpclml.__all__) < set(dir(gpclml))
+    for name, room in rooms.items():
+        assert getattr(gpclml, name) is getattr(importlib.import_module(room), name), name
+    with pytest.raises(AttributeError, match="no attribute 'clml'"):
+        gpclml.clml  # noqa: B018
+
+
+def test_importing_the_package_imports_nothing_else():
+    code = "import gpclml, sys; print('torch' in sys.modules, gpclml.RandomHoldout.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "RandomHoldout"]
 
 
 def test_test_files_have_names_of_their_own():
     """Pytest imports them by name alone, so that two of one name cannot be collected together."""
     names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
     assert len(names) == len(set(names))
-
-
-def test_every_seed_may_be_an_integer_of_numpy():
-    """PyTorch's generators take those of Python alone, so one function converts them."""
-    allowed = {"manual_seed(0)", "manual_seed(int("}
-    for path in Path(gpclml.__file__).parent.rglob("*.py"):
-        for line in path.read_text().splitlines():
-            if ".manual_seed(" in line and ">>>" not in line and path.parent.name != "_utils":
-                assert any(one in line for one in allowed), f"{path}: {line.strip()}"

@@ -204,7 +204,8 @@ class PolynomialFeatures(torch.nn.Module):
             factors = [range(column, x.shape[-1]) for column in last]
             parents = [parent for parent, columns in enumerate(factors) for _ in columns]
             last = [column for columns in factors for column in columns]
-            products = products[..., parents] * x[..., last]
+            indices = torch.tensor([parents, last], device=x.device)
+            products = products[..., indices[0]] * x[..., indices[1]]
             degrees.append(products)
         return torch.cat(degrees, dim=-1)
 

@@ -13,15 +13,13 @@ import torch
 from linear_operator import LinearOperator
 from torch import Tensor, nn
 
-_SIMPLE = (bool, int, float, str, type(None), torch.dtype)
 
-
-def parts(
+def leaves(
     value: Any, path: str = "", seen: dict[int, Any] | None = None
 ) -> Iterator[tuple[str, Any]]:
     """Tensors, numbers and words of a result, each with the way to it."""
     seen = {} if seen is None else seen  # kept, so that no number is given twice
-    if isinstance(value, _SIMPLE):
+    if isinstance(value, bool | int | float | str | None | torch.dtype):
         yield path, value
         return
     if id(value) in seen:
@@ -33,78 +31,68 @@ def parts(
         yield path, value.to_dense()
     elif isinstance(value, np.ndarray):
         if value.dtype.kind in "biuf":
-            yield path, value
+            yield path, value.tolist()
     elif isinstance(value, pd.DataFrame | pd.Series):
-        yield from parts(value.to_dict(), path, seen)
+        yield from leaves(value.to_dict(), path, seen)
     elif isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from parts(one, f"{path}[{key!r}]", seen)
+        for key, entry in value.items():
+            yield from leaves(entry, f"{path}[{key!r}]", seen)
     elif isinstance(value, list | tuple | Iterator):
-        for place, one in enumerate(value):
-            yield from parts(one, f"{path}[{place}]", seen)
+        yield from leaves(dict(enumerate(value)), path, seen)
     elif isinstance(value, torch.distributions.Distribution):
         yield f"{path}.mean", value.mean
         if hasattr(value, "variance"):
             yield f"{path}.variance", value.variance
     elif isinstance(value, nn.Module):
-        yield from parts(dict(value.state_dict()), path, seen)
+        yield from leaves(dict(value.state_dict()), path, seen)
         for name in ("train_inputs", "train_targets"):
-            yield from parts(getattr(value, name, None), f"{path}.{name}", seen)
+            yield from leaves(getattr(value, name, None), f"{path}.{name}", seen)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from parts(getattr(value, field.name), f"{path}.{field.name}", seen)
+            yield from leaves(getattr(value, field.name), f"{path}.{field.name}", seen)
     elif type(value).__module__.startswith("gpclml"):
-        yield from parts(vars(value), path, seen)
+        yield from leaves(vars(value), path, seen)
 
 
 def differences(
-    expected: Any, found: Any, device: torch.device | None, rtol: float, ignored: str = "seconds"
+    expected: Any, result: Any, device: torch.device | None, rtol: float, ignored: str = "seconds"
 ) -> list[str]:
     """How a device's result differs from the CPU's: values, shapes, and tensors left elsewhere.
 
     Args:
         expected: Of the CPU.
-        found: Of the device.
-        device: Where the floating-point tensors of ``found`` are expected.
+        result: Of the device.
+        device: Where the floating-point tensors of the result are expected.
         rtol: Tolerance, relative to the largest number of a tensor.
         ignored: A regular expression for paths that are left out.
     """
     here, there = (
-        {path: part for path, part in parts(result) if not re.search(ignored, path)}
-        for result in (expected, found)
+        {path: leaf for path, leaf in leaves(value) if not re.search(ignored, path)}
+        for value in (expected, result)
     )
-    wrong = [f"{path}: only there" for path in there.keys() - here.keys()]
-    wrong += [f"{path}: not there" for path in here.keys() - there.keys()]
+    wrong = [f"{path}: on one device alone" for path in here.keys() ^ there.keys()]
     for path in here.keys() & there.keys():
-        one, other = here[path], there[path]
-        if isinstance(one, Tensor) and isinstance(other, Tensor):
-            wrong += [f"{path}: {fault}" for fault in _tensors(one, other, device, rtol)]
-        elif isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-            same = one.shape == other.shape and (
-                np.allclose(one, other, rtol=rtol, atol=rtol, equal_nan=True)
-            )
-            wrong += [] if same else [f"{path}: {other.ravel()[:5]} for {one.ravel()[:5]}"]
-        elif isinstance(one, float) and isinstance(other, float):
-            close = np.isclose(one, other, rtol=rtol, atol=rtol, equal_nan=True)
-            if not close:
-                wrong.append(f"{path}: {other!r} for {one!r}")
-        elif one != other:
-            wrong.append(f"{path}: {other!r} for {one!r}")
+        wanted, value = here[path], there[path]
+        if isinstance(value, Tensor) and value.is_floating_point() and device is not None:
+            wrong += [] if value.device.type == device.type else [f"{path}: on {value.device}"]
+        if not _equal(wanted, value, rtol):
+            wrong.append(f"{path}: {value!r} for {wanted!r}")
     return sorted(wrong)
 
 
-def _tensors(one: Tensor, other: Tensor, device: torch.device | None, rtol: float) -> Iterator[str]:
-    if other.is_floating_point() and device is not None and other.device.type != device.type:
-        yield f"on {other.device}"
-    if one.shape != other.shape or one.dtype != other.dtype:
-        yield f"{tuple(other.shape)} of {other.dtype} for {tuple(one.shape)} of {one.dtype}"
-        return
-    if not one.numel():
-        return
-    one, other = one.detach(), other.detach().cpu()
-    if one.is_floating_point():
-        size = max(1.0, one[one.isfinite()].abs().max().item() if one.isfinite().any() else 0.0)
-        if not torch.allclose(one, other, rtol=rtol, atol=rtol * size, equal_nan=True):
-            yield f"differs by {(one - other).abs().max().item():.2g} of {size:.2g}"
-    elif not torch.equal(one, other):
-        yield f"{other.flatten()[:5].tolist()} for {one.flatten()[:5].tolist()}"
+def _equal(wanted: Any, value: Any, rtol: float) -> bool:
+    if isinstance(wanted, list | float) and isinstance(value, type(wanted)):  # lists of numpy's
+        return np.shape(wanted) == np.shape(value) and np.allclose(
+            wanted, value, rtol=rtol, atol=rtol, equal_nan=True
+        )
+    if not (isinstance(wanted, Tensor) and isinstance(value, Tensor)):
+        return bool(wanted == value)
+    if wanted.shape != value.shape or wanted.dtype != value.dtype:
+        return False
+    wanted, value = wanted.detach(), value.detach().cpu()
+    if not wanted.is_floating_point() or not wanted.numel():
+        return torch.equal(wanted, value)
+    largest = max(
+        1.0, wanted[wanted.isfinite()].abs().max().item() if wanted.isfinite().any() else 0
+    )
+    return torch.allclose(wanted, value, rtol=rtol, atol=rtol * largest, equal_nan=True)

@@ -79,8 +79,8 @@ class PretendedTensor(Tensor):
 
 def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     name = func.overloadpacket.__name__
-    tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-    ours = [one for one in tensors if isinstance(one, PretendedTensor)]
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    ours = [tensor for tensor in tensors if isinstance(tensor, PretendedTensor)]
     device = kwargs.get("device")
     on_gpu = bool(ours) if device is None else torch.device(device).type == _STAND_IN.type
     if ours:
@@ -95,12 +95,14 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     out = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
     if not on_gpu:
         return out
-    known = {id(one.inner): one for one in ours}  # what was changed in place is the same object
+    known = {
+        id(tensor.inner): tensor for tensor in ours
+    }  # what was changed in place is the same object
 
-    def wrap(one: Any) -> Any:
-        if type(one) is not Tensor:
-            return one
-        return known[id(one)] if id(one) in known else PretendedTensor(one)
+    def wrap(value: Any) -> Any:
+        if type(value) is not Tensor:
+            return value
+        return known[id(value)] if id(value) in known else PretendedTensor(value)
 
     return tree_map(wrap, out)
 
@@ -113,17 +115,17 @@ def _check_devices(func: Any, name: str, args: Any, tensors: list[Tensor]) -> No
     """Raises where a GPU would: only numbers (no dimensions) and indices may be on the CPU."""
     if name in _FROM_BOTH:
         return
-    for place, one in enumerate(tensors):
-        is_number = one.ndim == 0 and torch.Tag.pointwise in func.tags
-        if isinstance(one, PretendedTensor) or is_number:
+    for position, tensor in enumerate(tensors):
+        is_number = tensor.ndim == 0 and torch.Tag.pointwise in func.tags
+        if isinstance(tensor, PretendedTensor) or is_number:
             continue
-        is_index = name in _CPU_INDICES and place > 0 and not one.is_floating_point()
+        is_index = name in _CPU_INDICES and position > 0 and not tensor.is_floating_point()
         if is_index and isinstance(args[0], PretendedTensor):
             _reads["CPU index"] += 1
             continue
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but {name} got one on cpu, "
-            f"of shape {tuple(one.shape)}"
+            f"of shape {tuple(tensor.shape)}"
         )
 
 
@@ -143,7 +145,7 @@ class _Devices(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if func is Tensor.cuda:
-            return args[0].to(_of_device(torch.device("cuda")))
+            return args[0].to(_known_device(torch.device("cuda")))
         if func is Tensor.new_tensor:
             kwargs = {"dtype": args[0].dtype, "device": args[0].device, **kwargs}
             func, args = torch.tensor, args[1:]
@@ -153,15 +155,15 @@ class _Devices(TorchFunctionMode):
             kwargs["device"] = _stand_in(kwargs["device"])
         if func is Tensor.to:
             args = (args[0], *map(_stand_in, args[1:]))
-        return func(*tree_map(_of_device, args), **tree_map(_of_device, kwargs))
+        return func(*tree_map(_known_device, args), **tree_map(_known_device, kwargs))
 
 
 def _stand_in(value: Any) -> Any:
     """The device to ask PyTorch for, of a device or its name."""
-    return _of_device(torch.device(value)) if isinstance(value, str) else _of_device(value)
+    return _known_device(torch.device(value)) if isinstance(value, str) else _known_device(value)
 
 
-def _of_device(value: Any) -> Any:
+def _known_device(value: Any) -> Any:
     if not isinstance(value, torch.device) or value.type != "cuda":
         return value
     if (value.index or 0) != _Devices.gpu.index:

@@ -47,14 +47,13 @@ def call(name, device, dtype):
 
 def compare(name, device, dtype):
     single = dtype == torch.float32 or name.startswith(SINGLE)
-    expected, found = call(name, CPU, dtype), call(name, device, dtype)
-    place = None if name in ON_CPU else device
+    expected, result = call(name, CPU, dtype), call(name, device, dtype)
     # Of weights that may change the addresses are kept; extra states are numbers of the host; a GPU
     # records what a CPU repeats.
     rtol, ignored = 2e-3 if single else 1e-6, "seconds|runtime|_versions|_extra_state|road"
     if dtype == torch.float32 and name.startswith(SEARCHES):
         rtol, ignored = 0.2, "seconds|history"  # rounding decides where a few steps lead
-    assert differences(expected, found, place, rtol, ignored) == []
+    assert differences(expected, result, None if name in ON_CPU else device, rtol, ignored) == []
 
 
 def test_the_list_has_every_public_callable():
@@ -78,10 +77,9 @@ def test_on_a_gpu(name, dtype, monkeypatch):
 
 
 SECOND = [
-    "step sum tenth", "step product loo", "step deep lml", "step linear lml", "step rbf orders",
-    "step tenth missing", "step iterative", "fit lbfgs rbf tenth", "fit adam sum loo", "fit batch",
-    "fit SingleTaskGP", "stack", "iterative posterior", "transfer linear", "laplace Full classes",
-    "laplace Kronecker regression", "evaluation.score_models", "models.GPRegression.predict",
+    "step sum tenth", "step deep lml", "step linear lml", "step tenth missing", "step iterative",
+    "fit lbfgs rbf tenth", "fit SingleTaskGP", "iterative posterior", "transfer linear",
+    "laplace Full classes", "evaluation.score_models", "models.GPRegression.predict",
     "evidence.sampling.log_mean", "fit.fit_map", "fit.fit_online",
 ]  # fmt: skip
 
@@ -128,7 +126,7 @@ def test_a_step_waits_for_a_real_gpu_once(kernel, conditioning):
             _step(mll, x, y)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    waits = [one for one in caught if "called a synchronizing" in str(one.message)]
+    waits = [warning for warning in caught if "called a synchronizing" in str(warning.message)]
     assert len(waits) <= 1 + (kernel == "spectral")  # GPyTorch's own kernel waits once
 
 
@@ -137,16 +135,16 @@ def _step(mll, x, y):
         mll(mll.model(x), y).backward()
 
 
-@pytest.mark.parametrize("where", ["targets", "inputs"])
-def test_mixed_devices_are_refused_by_name(where):
+def test_mixed_devices_are_refused_by_name():
     with pretended_gpu():
         mll, x, y = objective(GPU, torch.float64)
-        if where == "targets":
-            with pytest.raises(ArgumentError, match=r"target: .*cpu.*cuda:0"):
-                mll(mll.model(x), y.cpu())
-        else:
-            with pytest.raises((ArgumentError, RuntimeError), match=r"device"):
-                mll(mll.model(x.cpu()), y)
+        with pytest.raises(ArgumentError, match=r"target: .*cpu.*cuda:0"):
+            mll(mll.model(x), y.cpu())
+        with pytest.raises((ArgumentError, RuntimeError), match=r"device"):
+            mll(mll.model(x.cpu()), y)
+        model = transfer().to(GPU)
+        with pytest.raises(ArgumentError, match=r"episodes: .*cpu.*cuda:0, as the backbone"):
+            model.predict(tasks().draw(range(2)))
 
 
 def test_the_stand_in_refuses_what_a_gpu_refuses():
@@ -189,12 +187,5 @@ def test_the_stand_in_computes_what_the_cpu_does():
         return weight.detach().cpu()
 
     with pretended_gpu():
-        found = loss("cuda")
-    torch.testing.assert_close(found, loss("cpu"))
-
-
-def test_tasks_on_another_device_than_the_backbone_are_refused():
-    with pretended_gpu():
-        model = transfer().to(GPU)
-        with pytest.raises(ArgumentError, match=r"episodes: .*cpu.*cuda:0, as the backbone"):
-            model.predict(tasks().draw(range(2)))
+        result = loss("cuda")
+    torch.testing.assert_close(result, loss("cpu"))
