@@ -22,7 +22,7 @@ from gpclml.tables import predictions as module
 from gpclml.tables.data import TableOptions, read_table_data
 from gpclml.tables.fitting import load_model
 from gpclml.tables.page import figure
-from gpclml.tables.predictions import choose, prediction_scores, yardsticks
+from gpclml.tables.predictions import prediction_scores, yardsticks
 from gpclml.tables.recipes import Recipe
 
 
@@ -246,14 +246,6 @@ def halves(function, n=80, seed=0):
     return (x[:n], y[:n]), (x[n:], y[n:])
 
 
-def scores_of(train, test):
-    """Scores of all yardsticks but the line."""
-    predictors, _ = yardsticks(train, seed=0)
-    return {
-        name: prediction_scores(test[1], predict(test[0])) for name, predict in predictors.items()
-    }
-
-
 def test_predictions_are_those_of_the_libraries():
     train, (x, y) = halves(lambda x: (6 * x[:, 0]).sin())
     predictors, failures = yardsticks(train, seed=3)
@@ -272,18 +264,6 @@ def test_predictions_are_those_of_the_libraries():
     lacking = torch.where(torch.arange(len(x))[:, None] % 3 > 0, x, x * torch.tensor([math.nan, 1]))
     predict = yardsticks(train, seed=3)[0]["trees"]
     torch.testing.assert_close(predict(lacking), predict(x), atol=0.1, rtol=0)
-
-
-def test_trees_that_are_clearly_better_are_chosen():
-    """Steps in each of ten columns, which a stationary covariance does not find."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(900, 10, generator=generator, dtype=torch.float64)
-    y = ((x[:, 0] * 16).floor() % 2) * 5 + (x[:, 1] > 0.5) * 3.0
-    choice = choose([], scores_of((x[:600], y[:600]), (x[600:], y[600:])))
-    assert choice[:3] == ("trees", "stack", True)
-    assert choice.beaten == ("stack", "mean")
-    smooth = choose([], scores_of(*halves(lambda x: (6 * x[:, 0]).sin())))
-    assert smooth[:3] == ("stack", "stack", True)
 
 
 def test_what_fails_is_said_and_ends_nothing(monkeypatch):

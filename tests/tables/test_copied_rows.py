@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -106,18 +105,3 @@ def test_intervals_hold_new_rows_where_rows_are_copied(how):
     new, truth = table(seed=1, n=1000)
     limits = made.predict(pd.DataFrame(new, columns=names), quantiles=(0.05, 0.95))[1]
     assert 0.85 < ((limits[:, 0] <= truth) & (truth <= limits[:, 1])).mean() < 0.97
-
-
-def test_intervals_of_rows_measured_anew_stay():
-    x, _ = table()
-    x = np.repeat(x, 3, axis=0)
-    draws = np.random.default_rng(5)
-    ratings = np.round(3 + x[:, 0] + 0.7 * draws.normal(size=len(x))).clip(1, 5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        made = Regressor(["linear", "matern"]).fit(x, ratings)
-    assert made.n_rows_ == 3 * N
-    new = draws.normal(size=(1000, 4))
-    truth = np.round(3 + new[:, 0] + 0.7 * draws.normal(size=1000)).clip(1, 5)
-    limits = made.predict(new, quantiles=(0.05, 0.95))[1]
-    assert ((limits[:, 0] <= truth) & (truth <= limits[:, 1])).mean() > 0.85

@@ -173,16 +173,6 @@ def test_what_cannot_be_predicted(csv, gpclml, tmp_path, fitted, report):
         assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_parquet_is_predicted_as_csv_is(csv, gpclml, tmp_path, fitted):
-    folder, _ = fitted("linear")
-    pandas.read_csv(csv).to_parquet(tmp_path / "data.parquet")
-    written = []
-    for data in (csv, tmp_path / "data.parquet"):
-        assert gpclml("predict", folder, data, "--out", tmp_path / "out.csv").exit_code == 0
-        written.append((tmp_path / "out.csv").read_text())
-    assert written[0] == written[1]
-
-
 def test_models_by_size():
     names, notes = default_models(400, 8)
     assert (names, notes) == (("linear", "rbf", "rq", "matern", "sm", "deep"), ())

@@ -299,12 +299,3 @@ def test_a_report_of_names_that_are_not_utf8(gpclml, tmp_path, monkeypatch):
     check_safe(result.output)
     assert gpclml("compare", *words, "--missing", odd).exit_code == 2
     assert r"odd\udcff" in Path(f"{odd} report", "index.html").read_text(encoding="utf-8")
-
-
-def test_the_largest_seed(gpclml, tmp_path):
-    table().to_csv(tmp_path / "data.csv", index=False)
-    words = "--models", "linear,rbf,sm,deep", "--steps", 2, "--restarts", 1, "--seed", 2**64 - 1
-    result = gpclml(
-        "compare", tmp_path / "data.csv", "--target", "y", "--out", tmp_path / "out", *words
-    )
-    assert result.exit_code == 0, result.output
