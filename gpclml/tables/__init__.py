@@ -32,6 +32,6 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         for module in ("candidates", "components", "mixture", "regressor", "stacked"):
             names = vars(importlib.import_module(f"gpclml.tables.{module}"))
-            if name in names["__all__"]:
+            if name in names:
                 return names[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

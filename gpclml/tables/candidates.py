@@ -32,18 +32,6 @@ from gpclml.models import GPRegression
 from gpclml.tables.components import Calibration, Component, calibrate
 from gpclml.tables.warps import Warp, choose_warp
 
-__all__ = [
-    "CANDIDATES",
-    "DEEP_ROWS",
-    "DEFAULT_CANDIDATES",
-    "Candidate",
-    "FitOptions",
-    "fit_candidates",
-    "ordered_by_cost",
-    "restored_component",
-    "stored_component",
-]
-
 # Location and deviation of logarithms, in standardized units. A likelihood alone takes a few dozen
 # rows for a function without noise, which costs 11 nats a row on 23 public tables with n = 50. Some
 # of them are such functions, though, and their candidates have no priors.
@@ -249,7 +237,8 @@ def _fit_candidate(
         warp = choose_warp(fitted[candidate.start], y)
         if warp is None:
             return None
-        targets = warp.forward(y)
+        targets = _warped(y, warp)
+    # Of many rows some have the hyperparameters fitted to them, and all are predicted from.
     whole = candidate.make(x, targets, seed, options.categories)
     model = whole
     if rows is not None:  # of the rows' targets in the units of all
@@ -273,6 +262,10 @@ def _fit_candidate(
     return Component(name, whole, 0.0, calibration, logs, uncalibrated, note, seconds, warp)
 
 
+def _warped(y: Tensor, warp: Warp) -> Tensor:
+    return torch.from_numpy(warp.forward(y.cpu().double().numpy())).to(y)
+
+
 def _start_from(model: GPRegression, fitted: GPRegression) -> None:
     """Starts a model where a fitted one ended that it contains."""
     state, prefix = fitted.state_dict(), "covar_module."
@@ -284,6 +277,7 @@ def _start_from(model: GPRegression, fitted: GPRegression) -> None:
             first + key.removeprefix(prefix) if key.startswith(prefix) else key: value
             for key, value in state.items()
         }
+    # Priors and units are those of the model itself.
     known = model.state_dict()
     shared = {  # of transformed targets the units are others
         key: value for key, value in state.items()
@@ -368,6 +362,7 @@ def _fit_in_turn(
 def stored_component(component: Component) -> dict[str, Any]:
     """A component in tensors and primitives, without its training data."""
     warp = component.warp
+    # Its log densities are stored too, so that its scores are what they were.
     return {
         **vars(component), "model": dict(component.model.state_dict()),
         "calibration": list(astuple(component.calibration)),
@@ -380,7 +375,8 @@ def restored_component(
 ) -> Component:
     """The component that :func:`stored_component` stored, with its training data."""
     warp = None if stored["warp"] is None else Warp(*stored["warp"])
-    targets = y if warp is None else warp.forward(y)
+    targets = y if warp is None else _warped(y, warp)
+    # A model with the structure of the candidate, in which all that was trained is replaced.
     model = CANDIDATES[stored["name"]].make(x, targets, seed, groups)
     model.load_state_dict(stored["model"])
     model.set_train_data(targets=model.target_standardizer.transform(targets), strict=False)

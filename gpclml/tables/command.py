@@ -17,9 +17,8 @@ from gpclml._utils.extras import needs_extra
 from gpclml.tables.terminal import errors_as_text, tell
 
 if TYPE_CHECKING:
-    from gpclml.tables.recipes import TableOptions
+    from gpclml.tables.data import TableOptions
 
-__all__ = ["app", "main"]
 
 _HELP = (
     "Gaussian processes for a table: compare models, fit one, predict with it. Tables are CSV "
@@ -87,7 +86,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress and no no
 
 def _table_options(given: Mapping[str, Any]) -> TableOptions:
     """The table and how it is read, of the arguments of a command."""
-    from gpclml.tables.recipes import TableOptions
+    from gpclml.tables.data import TableOptions
 
     drop, categories, missing = (
         tuple(dict.fromkeys(given[name] or ())) for name in ("drop", "categories", "missing")
@@ -131,7 +130,8 @@ def compare(
     given = locals()
     with errors_as_text():
         from gpclml.errors import ArgumentError
-        from gpclml.tables.recipes import Recipe, RunOptions
+        from gpclml.tables.fitting import RunOptions
+        from gpclml.tables.recipes import Recipe
 
         with needs_extra("tables"):
             from gpclml.tables.comparing import compare_table
@@ -177,8 +177,8 @@ def fit(
     """Fit a model to all rows of a table, and save it for predict."""
     given = locals()
     with errors_as_text():
-        from gpclml.tables.fitting import fit_table
-        from gpclml.tables.recipes import Recipe, RunOptions
+        from gpclml.tables.fitting import RunOptions, fit_table
+        from gpclml.tables.recipes import Recipe
 
         recipe = Recipe(model, objective, seed, steps, restarts, time_budget)
         fit_table(RunOptions(_table_options(given), recipe, out), quiet)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -13,22 +13,24 @@ from typing import Any, cast
 import typer
 
 from gpclml.errors import UnknownNameError
-from gpclml.evaluation import log_marginal_likelihood, score_models
+from gpclml.evaluation import score_models
 from gpclml.evaluation.comparison import failed_fits
 from gpclml.models import GPRegression
 from gpclml.tables.data import TableData, read_table_data
 from gpclml.tables.fitting import (
     MODEL_FILE,
+    RunOptions,
     SavedModel,
     check_size,
     default_models,
     fit_recipe,
+    limit_threads,
     load_model_made_from,
     made_from,
+    package_versions,
     save_model,
-    threads_for,
 )
-from gpclml.tables.folders import MODEL, REPORT, open_work_folder, work_folder_of, write_record
+from gpclml.tables.folders import open_work_folder, work_folder_of, write_record
 from gpclml.tables.missing import filled
 from gpclml.tables.page import Report, page_of, report_text
 from gpclml.tables.predictions import (
@@ -36,11 +38,10 @@ from gpclml.tables.predictions import (
     Predictor,
     choose,
     column_effects,
-    noise_of,
     prediction_scores,
     yardsticks,
 )
-from gpclml.tables.recipes import MODELS, NO_FEATURES, Recipe, RunOptions, package_versions
+from gpclml.tables.recipes import MODELS, Recipe
 from gpclml.tables.terminal import (
     INTERRUPTED,
     FitError,
@@ -50,12 +51,8 @@ from gpclml.tables.terminal import (
     tell,
     warned,
 )
-from gpclml.tables.words import figure
-
-__all__ = ["compare_table", "make_report", "write_report"]
 
 _PAGE = "index.html"
-_SAME = 1e-7  # least relative difference of the LML of two fits
 
 
 def compare_table(options: RunOptions, quiet: bool = False) -> Report:
@@ -75,20 +72,19 @@ def compare_table(options: RunOptions, quiet: bool = False) -> Report:
     for note in () if quiet else (*data.notes, *notes):
         tell(note)
     try:
-        with open_work_folder(options.out, REPORT) as folder:
-            with threads_for(len(data.train[1])):
-                saved, failures = _fit_all(recipes, data, folder, quiet)
-                others, missing = yardsticks(
-                    data.train, options.table.seed, "linear" not in saved, data.encoding.categories
-                )
-                tell(*missing)
-                said = (*notes, *failures, *missing)
-                report = make_report(options, data, saved, said, shows_progress(quiet), others)
+        with open_work_folder(options.out, "report") as folder:
+            limit_threads(len(data.train[1]))
+            saved, failures = _fit_all(recipes, data, folder, quiet)
+            categories = data.encoding.categories
+            others, missing = yardsticks(data.train, options.table.seed, categories)
+            tell(*missing)
+            said = (*notes, *failures, *missing)
+            report = make_report(options, data, saved, said, shows_progress(quiet), others)
             tell(*(note for note in report.notes if note not in (*data.notes, *said)))
             write_report(folder, report, saved)
     except KeyboardInterrupt:
         folder = work_folder_of(options.out)
-        kept = sorted(name for name in models if (folder / "models" / name / MODEL.record).exists())
+        kept = sorted(name for name in models if (folder / "models" / name / "model.json").exists())
         if not kept:
             raise
         tell(
@@ -113,9 +109,15 @@ def _fit_all(
         name: load_model_made_from(folder / "models" / name, made_from(recipe, data))
         for name, recipe in recipes.items()
     }
+    # Models of other recipes or data would be taken for those of this report.
     for name in MODELS:
         if kept.get(name) is None:
-            _remove_model(folder / "models" / name)
+            model = folder / "models" / name
+            for file in ("model.json", MODEL_FILE):
+                (model / file).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is not there, or somebody has put something in
+                model.rmdir()
+                model.parent.rmdir()
     saved: dict[str, SavedModel] = {}
     failures: list[str] = []
     for number, (name, recipe) in enumerate(recipes.items(), start=1):
@@ -136,14 +138,6 @@ def _fit_all(
     return saved, failures
 
 
-def _remove_model(folder: Path) -> None:
-    for name in (MODEL.record, MODEL_FILE):
-        (folder / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # it is not there, or somebody has put something in it
-        folder.rmdir()
-        folder.parent.rmdir()
-
-
 def make_report(
     options: RunOptions,
     data: TableData,
@@ -155,10 +149,9 @@ def make_report(
     """Scores fitted models on the training rows and on the test rows, and chooses one."""
     seed, (test_x, test_y) = options.table.seed, data.test
     with warned() as said:
-        saved, left_out = _without_copies(saved)
         # None of them is a stack.
         models = {name: cast(GPRegression, model.model) for name, model in saved.items()}
-        problems = {name: model.fitted.problem for name, model in saved.items()}
+        problems = {name: model.problem for name, model in saved.items()}
         comparison = score_models(models, seed=seed, problems=problems, progress=progress)
         predictors: dict[str, Predictor] = {
             name: partial(saved[name].predict, progress=progress) for name in comparison.models
@@ -173,56 +166,21 @@ def make_report(
                 failures.append(f"{name} could not predict the test rows: {error_text(error)}")
         if all(scores[name].is_missing for name in models):
             raise FitError(" ".join(failures))
+        # The choice is before the test, but for what the test rows show clearly.
         choice = choose(comparison.models, scores, failed_fits(comparison.findings))
         whole = filled(test_x, data.encoding.categories, seed, data.train[0])
         effects = column_effects(predictors[choice.name], data.encoding, (whole, test_y), seed)
-        noise = noise_of(models[str(comparison.table.index[0])])
-    fitted = {name: saved[name].fitted for name in comparison.models}
-    new = _note_on_new_rows(scores, ~data.repeated)
-    notes = (*data.notes, *notes, *left_out, *failures, *new, *said)
+    fitted = {name: saved[name] for name in comparison.models}
+    notes = (*data.notes, *notes, *failures, *said)
     made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    return Report(options, data, comparison, scores, choice, effects, noise, fitted, notes, made)
-
-
-def _without_copies(
-    saved: Mapping[str, SavedModel],
-) -> tuple[Mapping[str, SavedModel], list[str]]:
-    """Leaves out the deep kernel where it has become the RBF GP that is compared too."""
-    deep, rbf = saved.get("deep"), saved.get("rbf")
-    if deep is None or rbf is None or not deep.fitted.note.startswith(NO_FEATURES):
-        return saved, []
-    try:
-        deep_lml, rbf_lml = (
-            float(log_marginal_likelihood(cast(GPRegression, saved[name].model)))
-            for name in ("deep", "rbf")
-        )
-    except Exception:  # the scores of each model will say what is wrong
-        return saved, []
-    if abs(deep_lml - rbf_lml) > _SAME * max(1.0, abs(rbf_lml)):
-        return saved, []  # fitted by another objective, or not to the end
-    said = f"deep is the same as rbf here, and not shown. {deep.fitted.note}"
-    return {name: model for name, model in saved.items() if model is not deep}, [said]
-
-
-def _note_on_new_rows(scores: Mapping[str, PredictionScores], is_new: Any) -> Iterator[str]:
-    """A sentence on the errors in test rows that repeat no training row, where some do."""
-    if 1 < int(is_new.sum()) < len(is_new):
-        errors = [
-            f"{name} {figure(float(score.errors[is_new].square().mean().sqrt()))}"
-            for name, score in scores.items()
-            if not score.is_missing
-        ]
-        yield (
-            f"On the {int(is_new.sum())} test rows that repeat no training row the typical error "
-            f"is: {', '.join(errors)}."
-        )
+    return Report(options, data, comparison, scores, choice, effects, fitted, notes, made)
 
 
 def write_report(folder: Path, report: Report, saved: Mapping[str, SavedModel]) -> None:
     """Writes the page, and last the record, beside the saved models."""
     # Names of files may have bytes that are no UTF-8.
     (folder / _PAGE).write_bytes(page_of(report).encode("utf-8", "backslashreplace"))
-    models = [f"models/{name}/{file}" for name in saved for file in (MODEL_FILE, MODEL.record)]
+    models = [f"models/{name}/{file}" for name in saved for file in (MODEL_FILE, "model.json")]
     content = {
         "command": report.options.command("compare"),
         "data": str(report.options.table.data),
@@ -239,14 +197,13 @@ def write_report(folder: Path, report: Report, saved: Mapping[str, SavedModel]) 
             if name not in report.fitted
         },
         "columns": [effect._asdict() for effect in report.effects],
-        **_numbers({"noise": report.noise}),
-        "fitted": {name: asdict(fitted) for name, fitted in report.fitted.items()},
+        "fitted": {name: model.record for name, model in report.fitted.items()},
         "sentences": list(report.comparison.sentences),
         "notes": list(report.notes),
         "packages": package_versions(),
         "made": report.made,
     }
-    write_record(folder, REPORT, content, [_PAGE, *models])
+    write_record(folder, "report", content, [_PAGE, *models])
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,6 +216,6 @@ def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def _test_scores(scores: PredictionScores) -> dict[str, Any]:
     names = (
-        "rmse", "rmse_se", "nll", "nll_se", "coverage", "coverage_se", "median_error", "width",
+        "rmse", "rmse_se", "nll", "nll_se", "coverage", "coverage_se", "width",
     )  # fmt: skip
     return _numbers({f"test_{name}": getattr(scores, name) for name in names})

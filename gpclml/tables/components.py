@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
+from scipy.special import psi
+from scipy.stats import t
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, check_finite, checked
@@ -19,7 +22,6 @@ from gpclml.tables.warps import Warp
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Calibration", "Component", "calibrate", "fit_calibration", "leave_one_out_residuals"]
 
 LEAST_DEGREES = 3.0
 """Below 2 there is no variance; near it that of a prediction is more than its rows can tell."""
@@ -67,17 +69,10 @@ class Calibration:
         return 1.0 if math.isinf(self.degrees) else self.degrees / (self.degrees - 2)
 
     def log_density(self, residuals: Tensor, locations: Tensor) -> Tensor:
-        """The log density of standardized residuals, in nats.
+        """The log density, in nats, of errors in units of predicted deviations, ``(n,)``.
 
-        Args:
-            residuals: Errors in units of predicted deviations, ``(n,)``.
-            locations: The predictions, in units of the targets, ``(n,)``.
-
-        Returns:
-            ``(n,)``.
+        ``locations`` are the predictions, in units of the targets, ``(n,)``.
         """
-        from scipy.stats import t
-
         scales = self.scales(locations)
         return torch.from_numpy(t.logpdf((residuals / scales).numpy(), self.degrees)) - scales.log()
 
@@ -117,10 +112,9 @@ def fit_calibration(
         ShapeError: There is not one location a residual.
         ArgumentError: The number of hyperparameters is negative.
     """
-    from scipy.optimize import minimize
-
     check_finite("residuals", residuals)
     check_counts(0, hyperparameters=hyperparameters)
+    # u, the weight of the tails that so few rows for each hyperparameter let expect
     expected = min(1 / LEAST_DEGREES, _LEAST_TAIL + hyperparameters / len(residuals))
     r = residuals.detach().cpu().double().numpy()
     center, width, z = 0.0, 1.0, np.zeros(len(r))
@@ -135,7 +129,7 @@ def fit_calibration(
         log_scale, inverse, slope = parameters
         logs = log_scale + slope * z
         values, grad_logs, grad_inverse = _log_densities(r * np.exp(-logs), inverse)
-        grad_logs = grad_logs - 1
+        grad_logs = grad_logs - 1  # of the factor 1 / s
         excess = (inverse - expected) / _TAIL_DEVIATION
         penalty = _SCALE_PENALTY * log_scale**2 + _SLOPE_PENALTY * slope**2 + excess**2
         gradient = [
@@ -167,9 +161,6 @@ def _log_densities(
     z: NDArray[np.float64], inverse: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Log densities of Student's t, ``(n,)``, and their slopes by minus log z and by 1 / nu."""
-    from scipy.special import psi
-    from scipy.stats import t
-
     square = z**2
     if inverse < _NORMAL:  # log t = log normal + (z^4 - 2 z^2 - 1) / (4 nu) + ..., without 1 / 0
         slope = 0.25 * (square**2 - 2 * square - 1)
@@ -216,27 +207,6 @@ class Component:
         """Mean log density of a row given all others after calibration, in nats."""
         return float(self.log_densities.mean())
 
-    def moments(self, X: Tensor, observation_noise: bool) -> tuple[Tensor, Tensor]:
-        """Mean and covariance of points in original units, through which gradients flow.
-
-        Of transformed targets the correlations are those of the transform.
-
-        Args:
-            X: Points, ``(*batch, q, d)``.
-            observation_noise: Whether to add the noise of observations.
-
-        Returns:
-            ``(*batch, q)`` and ``(*batch, q, q)``.
-        """
-        normal = self.model.predict(X, observation_noise=observation_noise)
-        widened = self.calibration.tail_variance**0.5 * self.calibration.scales(normal.mean)
-        mean = normal.mean
-        if self.warp is not None:
-            deviation = normal.variance.sqrt()
-            mean, variance = self.warp.moments(normal.mean, widened * deviation)
-            widened = variance.sqrt() / deviation
-        return mean, normal.covariance_matrix * widened.unsqueeze(-1) * widened.unsqueeze(-2)
-
 
 def calibrate(
     model: GPRegression, y: Tensor, warp: Warp | None, fitted: bool = True
@@ -250,14 +220,17 @@ def calibrate(
     error, deviation = (values.double().cpu() for values in leave_one_out_residuals(model))
     y = y.double().cpu()
     scale = float(model.target_scale)
+    # Residuals have no unit; densities are of the targets, and lose the log of their unit.
     residuals, unit = error / deviation, (scale * deviation).log()
     targets = y
     if warp is not None:
-        targets, unit = warp.forward(y), unit - warp.log_slope(y)
+        targets = torch.from_numpy(warp.forward(y.numpy()))
+        unit = unit - torch.from_numpy(warp.log_slope(y.numpy()))
     locations = targets - scale * error
     plain = Calibration()
     calibration = plain
     if fitted:
+        # Weights of networks are trained on held-out rows, and do not count.
         networks = {id(w) for network in find_networks(model) for w in network.parameters()}
         count = sum(
             p.numel() for p in model.parameters() if p.requires_grad and id(p) not in networks

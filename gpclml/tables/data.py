@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas
 import torch
 from torch import Tensor
 
@@ -21,41 +22,56 @@ from gpclml.tables.encoding import (
     CategoryColumn,
     InputEncoding,
     Kind,
+    NumberColumn,
     column_of,
     fit_inputs,
+    kind_of,
     numbers_of,
     texts_of,
 )
 from gpclml.tables.missing import filled
-from gpclml.tables.reading import (
-    LEAST_TESTED,
-    LEAST_TRAINED,
-    TrainTestSplit,
-    kind_in_file,
-    num_test_rows,
-    read_table,
-    read_targets,
-    read_times,
-    split_rows,
-    subset_rows,
-)
-from gpclml.tables.recipes import TableOptions
+from gpclml.tables.reading import TrainTestSplit, read_table, split, subset
 
-if TYPE_CHECKING:
-    import pandas
+LEAST_TRAINED, LEAST_TESTED = 20, 5
+"""Numbers of rows to train and to test on, below which a command refuses a table."""
 
-__all__ = ["TableData", "data_notes", "fit_encoding", "read_table_data"]
+_SHARE, _MOST_TESTED = 0.2, 1000
+_PLURALS = {
+    "boolean": "true and false", "date": "dates", "category": "texts", "other": "lists or objects",
+}  # fmt: skip
 
 Rows = tuple[Tensor, Tensor]
 """Inputs ``(n, d)``, NaN where missing, and targets ``(n,)``."""
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Which table a command reads, and how; the options of the command have the same names."""
+
+    data: Path
+    target: str
+    rows: int
+    seed: int = 0
+    drop: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    time_column: str | None = None
+    decimal: str = ""
+
+    def __post_init__(self) -> None:
+        if self.decimal not in ("", ".", ","):
+            raise ArgumentError("--decimal", repr(self.decimal), "a point or a comma")
+        for text in self.missing:
+            if text.encode(errors="replace").decode() != text:
+                raise ArgumentError("--missing", ascii(text), "a text that is valid UTF-8")
 
 
 @dataclass(frozen=True, eq=False)
 class TableData:
     """Training and test rows of a table, and notes on them.
 
-    ``train`` has no missing inputs: they are replaced by their expectations. ``repeated`` says
-    which test rows are equal to a training row, ``(t,)``; ``decimal`` is the decimal mark.
+    ``train`` has no missing inputs: they are replaced by their expectations. ``decimal`` is the
+    decimal mark.
     """
 
     options: TableOptions
@@ -64,7 +80,6 @@ class TableData:
     encoding: InputEncoding
     train: Rows
     test: Rows
-    repeated: Tensor
     notes: tuple[str, ...]
 
     @property
@@ -89,23 +104,24 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
         )
     targets = read_targets(table, options.target)
     kinds = _kinds(table, options)
-    copied = _copied_rows(table, kinds, targets)
+    # A copy among the test rows, as by oversampling or a join, would be predicted from its training
+    # row, and a copy among the training rows says nothing new.
+    known = (~targets.isnan()).numpy()
+    copied = np.zeros(len(table), dtype=bool)
+    inputs = fit_inputs(table.iloc[known], kinds).encode(table.iloc[known])
+    copied[known] = copied_rows(inputs, targets.numpy()[known])
     decimal, amounts = (table.attrs.get(name, "") for name in ("decimal", "amounts"))
     table, targets = table.iloc[~copied], targets[torch.from_numpy(~copied)]
     if options.time_column == options.target:
         expected = "a column that is not the target"
         raise ArgumentError("--time-column", repr(options.time_column), expected)
     times = read_times(table, options.time_column)
-    if tests:
-        rows = split_rows(targets, options.seed, options.rows, times)
-    else:
-        none = torch.empty(0, dtype=torch.long)
-        rows = TrainTestSplit(subset_rows(targets, options.seed, options.rows, times), none)
+    rows = split_rows(targets, options.seed, options.rows, times, tests)
     train_table, test_table = table.iloc[rows.train.numpy()], table.iloc[rows.test.numpy()]
-    encoding = fit_encoding(train_table, kinds, options)
+    encoding = _fit_encoding(train_table, kinds, options)
     x, test_x = (torch.from_numpy(encoding.encode(rows)) for rows in (train_table, test_table))
     y, test_y = targets[rows.train], targets[rows.test]
-    repeated = _repeated_rows((x, y), (test_x, test_y))
+    # Test inputs stay missing, as those of new rows are.
     train = filled(x, encoding.categories, options.seed), y
     _check_enough(y, test_y, tests, options.target)
     _check_sizes(torch.cat([y, test_y]), f"target {options.target!r}", power=2)
@@ -113,13 +129,13 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
         _check_sizes(values[~values.isnan()], f"column {name!r}", power=1)
     notes = (
         *_notes_on_rows(options, targets, times, rows, int(copied.sum())),
-        *_notes_on_columns(encoding, x, test_table, amounts),
+        *_notes_on_columns(encoding, x, amounts),
         *_notes_on_time(options.time_column, encoding, table, times, rows.test),
-        *data_notes(options.target, encoding, train, repeated),
-        *(_order_notes(options.target, targets) if times is None else ()),
+        *encoding.notes,
+        *_target_notes(options.target, y),
     )
     checksum = hashlib.sha256(options.data.read_bytes()).hexdigest()
-    return TableData(options, checksum, decimal, encoding, train, (test_x, test_y), repeated, notes)
+    return TableData(options, checksum, decimal, encoding, train, (test_x, test_y), notes)
 
 
 def _kinds(table: pandas.DataFrame, options: TableOptions) -> dict[str, Kind]:
@@ -135,27 +151,13 @@ def _kinds(table: pandas.DataFrame, options: TableOptions) -> dict[str, Kind]:
         if name == options.target or name in options.drop:
             continue
         column = column_of(table, name)
-        kinds[name] = kind = "category" if name in options.categories else kind_in_file(column)
+        kinds[name] = kind = "category" if name in options.categories else _kind_in_file(column)
         if kind in ("number", "boolean", "date"):
             numbers_of(column, kind)
     return kinds
 
 
-def _copied_rows(table: pandas.DataFrame, kinds: Mapping[str, Kind], targets: Tensor) -> np.ndarray:
-    """Which rows are copies of earlier ones, as by oversampling or a join.
-
-    A copy among the test rows would be predicted from its training row, and a copy among the
-    training rows says nothing new.
-    """
-    known = (~targets.isnan()).numpy()
-    rows = table.iloc[known]
-    inputs = fit_inputs(rows, kinds).encode(rows)
-    copied = np.zeros(len(table), dtype=bool)
-    copied[known] = copied_rows(inputs, targets.numpy()[known])
-    return copied
-
-
-def fit_encoding(
+def _fit_encoding(
     train: pandas.DataFrame, kinds: Mapping[str, Kind], options: TableOptions
 ) -> InputEncoding:
     """How columns become inputs, as :class:`gpclml.Regressor` encodes them.
@@ -170,6 +172,7 @@ def fit_encoding(
             if (count := len(set(texts))) > MOST_LEVELS:
                 hint = "; write dates as 2024-05-31" if all(map(_OTHER_DATE.match, texts)) else ""
                 left_out[name] = f"{count} different texts, more than {MOST_LEVELS}{hint}"
+    # Columns of one value are found in the inputs, where codes and wild values are gone.
     encoding = fit_inputs(train, {name: kinds[name] for name in kinds if name not in left_out})
     x = encoding.encode(train)
     for name, inputs in encoding.slices.items():
@@ -188,6 +191,119 @@ def fit_encoding(
 _OTHER_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}(?:[T ].*)?$")
 
 
+def _kind_in_file(column: pandas.Series) -> Kind:
+    """The kind of the values in a column of a file; an error names options of the command."""
+    return kind_of(
+        column,
+        "Leave those cells empty or list them under --missing; an input may also be named under "
+        "--drop or --categories.",
+    )
+
+
+def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
+    """The targets of all rows, NaN where missing, in float64; checks that they can be modelled."""
+    if target not in table.columns:
+        raise UnknownNameError("target", target, map(str, table.columns))
+    column = column_of(table, target)
+    kind = _kind_in_file(column)
+    argument = f"target {target!r}"
+    if kind == "empty":
+        raise ArgumentError(argument, "no value at all", "numbers", "Name another column.")
+    if kind != "number":
+        names = list(map(str, table.select_dtypes("number", exclude="timedelta").columns))
+        there = f"Columns of numbers: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
+        there = there if names else "The table has no column of numbers."
+        suggestion = f"{there} Name another, or write its values as numbers."
+        if kind == "boolean":
+            suggestion = "Write 0 and 1 to predict them as numbers; classes are not modelled here."
+        raise ArgumentError(argument, _PLURALS[kind], "numbers", suggestion)
+    numbers = torch.from_numpy(np.array(numbers_of(column, "number")))
+    observed = numbers[~numbers.isnan()]
+    if len(observed) < LEAST_TRAINED + LEAST_TESTED:
+        got = f"{len(observed)} rows with a value, of {len(table)}"
+        expected = f"at least {LEAST_TRAINED + LEAST_TESTED}, 20 to train on and 5 to test on"
+        raise ArgumentError(argument, got, expected, "Collect more rows.")
+    if bool((observed == observed[0]).all()):
+        got = f"the same value {float(observed[0]):g} in all {len(observed)} rows"
+        raise ArgumentError(argument, got, "a column that varies", "Name another column.")
+    return numbers
+
+
+def read_times(table: pandas.DataFrame, column: str | None) -> Tensor | None:
+    """When each row was: dates as days since 1970, numbers as they are, NaN where missing.
+
+    Without a column None; a column of other values, or one that is not there, is refused.
+    """
+    if column is None:
+        return None
+    if column not in table.columns:
+        raise UnknownNameError("--time-column", column, map(str, table.columns))
+    values = column_of(table, column)
+    kind = _kind_in_file(values)
+    if kind not in ("date", "number"):
+        got = f"{column!r}, a column of {_PLURALS.get(kind, 'no values')}"
+        suggestion = "Write dates as 2024-05-31, or name a column of years or of numbered days."
+        raise ArgumentError("--time-column", got, "a column of dates or numbers", suggestion)
+    return torch.from_numpy(np.array(numbers_of(values, kind)))
+
+
+def _num_tested(count: int) -> int:
+    """Number of test rows among those with a target: a fifth of them, and 1000 at most."""
+    return min(round(_SHARE * count), _MOST_TESTED)
+
+
+def split_rows(
+    targets: Tensor,
+    seed: int = 0,
+    most_rows: int = 4000,
+    times: Tensor | None = None,
+    tests: bool = True,
+) -> TrainTestSplit:
+    """Splits the rows that have a target into training and test rows, at random or by time.
+
+    A fifth of the rows, and 1000 at most, are test rows; the others are training rows. If that
+    makes more than ``most_rows`` training rows, there are ``most_rows`` of them and all others are
+    test rows.
+
+    With times the test rows are the latest, with all that are as late as the first of them. The
+    training rows are earlier, the latest ``most_rows`` of those if there are more. Times that leave
+    fewer than 20 rows to train on or five to test on are refused.
+
+    If no row is to be set aside for ``tests``, at most ``most_rows`` rows, random ones or the
+    latest, are training rows. Row numbers are in ascending order.
+    """
+    lacking = targets.isnan() if times is None else targets.isnan() | times.isnan()
+    observed = (~lacking).nonzero()[:, 0]
+    count = len(observed)
+
+    def latest(rows: Tensor) -> Tensor:
+        assert times is not None
+        return rows[times[rows].argsort(stable=True)[-most_rows:].sort().values]
+
+    if not tests:
+        if count > most_rows:
+            drawn = times is None
+            observed = (
+                subset(observed, most_rows, seed).sort().values if drawn else latest(observed)
+            )
+        return TrainTestSplit(train=observed, test=observed[:0])
+    if times is None:
+        tested = max(_num_tested(count), count - most_rows)
+        drawn = split(count, seed, tested / count)
+        train, test = (observed[rows.sort().values] for rows in (drawn.train, drawn.test))
+        return TrainTestSplit(train=train, test=test)
+    known = times[observed]
+    first = known.sort().values[-_num_tested(count)]
+    # Rows of one time stay together, in the test rows or, where these leave too few, before them.
+    for is_late in (known >= first, known > first):
+        early, late = observed[~is_late], observed[is_late]
+        if len(early) >= LEAST_TRAINED and len(late) >= LEAST_TESTED:
+            return TrainTestSplit(train=latest(early), test=late)
+    got = f"{len(known.unique())} different times in {count} rows"
+    expected = f"{LEAST_TRAINED} rows before the latest {LEAST_TESTED}"
+    raise ArgumentError("--time-column", got, expected, "Name a finer one, or leave it out.")
+
+
 def _check_enough(train_y: Tensor, test_y: Tensor, tests: bool, target: str) -> None:
     for y, least, what in ((train_y, LEAST_TRAINED, "train"), (test_y, LEAST_TESTED, "test")):
         if len(y) < least and (tests or what == "train"):
@@ -202,6 +318,7 @@ def _check_enough(train_y: Tensor, test_y: Tensor, tests: bool, target: str) -> 
 def _check_sizes(values: Tensor, column: str, power: int) -> None:
     """Refuses values so large or so close together that they, to this power, cannot be computed."""
     limit = 10.0 ** (300 / power)
+    # Divided by the largest, so that the squares of the deviation do not overflow.
     largest = float(values.abs().max())
     spread = float((values / largest).std()) * largest if largest else 0.0
     got, expected = f"a value of size {largest:.3g}", f"sizes of at most {limit:g}"
@@ -234,17 +351,18 @@ def _notes_on_rows(
         which = "random" if times is None else "latest"
         of = f"of the {count - tested} earlier ones" if tested else f"of {count}"
         yield f"{options.rows} {which} rows {of} are fitted, the limit of --rows."
-    elif tested and times is None and count - num_test_rows(count) > options.rows:
+    elif tested and times is None and count - _num_tested(count) > options.rows:
         yield (
             f"{options.rows} random rows are compared and fitted, the limit of --rows; all "
             f"{tested} others are test rows."
         )
 
 
-def _notes_on_columns(
-    encoding: InputEncoding, x: Tensor, test: pandas.DataFrame, amounts: Sequence[str]
-) -> Iterator[str]:
+def _notes_on_columns(encoding: InputEncoding, x: Tensor, amounts: Sequence[str]) -> Iterator[str]:
     """Sentences on how columns were read, what they lack, and columns that number the rows."""
+    if encoding.left_out:
+        names = [f"{name!r} ({reason})" for name, reason in encoding.left_out.items()]
+        yield f"Columns left out: {_listed(names)}."
     if amounts:
         listed = ", ".join(map(repr, amounts))
         yield f"Read as numbers, without marks of thousands, money or percent: {listed}."
@@ -258,29 +376,23 @@ def _notes_on_columns(
             f"expect.{marks}"
         )
     for column in encoding.columns:
-        name = column.name
-        if isinstance(column, CategoryColumn):
-            if levels := column.unknown(column_of(test, name)):
-                yield (
-                    f"Column {name!r}: {_rows(sum(levels.values()), 'test row')} with levels that "
-                    f"no training row has: {_listed(list(levels))}."
-                )
-        elif column.kind == "number" and _numbers_rows(name, x[:, encoding.slices[name]]):
+        if _numbers_rows(column, x[:, encoding.slices[column.name]]):
             yield (
-                f"Column {name!r} has another whole number in every row. If it only numbers the "
-                f"rows, leave it out: --drop {name!r}."
+                f"Column {column.name!r} has another whole number in every row. If it only numbers "
+                f"the rows, leave it out: --drop {column.name!r}."
             )
 
 
-def _numbers_rows(name: str, values: Tensor) -> bool:
+def _numbers_rows(column: NumberColumn | CategoryColumn, values: Tensor) -> bool:
     """Whether a column of different whole numbers is sorted, or is named like an identifier."""
-    steps = values[:, 0].diff()
     is_whole = bool((values == values.round()).all())
-    if values.shape[1] > 1 or not is_whole or len(values.unique()) < len(values):
+    if column.kind != "number" or values.shape[1] > 1 or not is_whole:
         return False
-    last = re.split(r"[\s_-]+", name.lower().strip(" _-"))[-1]
+    steps = values[:, 0].diff()
+    last = re.split(r"[\s_-]+", column.name.lower().strip(" _-"))[-1]
     named = last in ("id", "index", "number", "no", "nr")
-    return named or bool((steps > 0).all() or (steps < 0).all())
+    sorted_ = bool((steps > 0).all() or (steps < 0).all())
+    return len(values.unique()) == len(values) and (named or sorted_)
 
 
 def _notes_on_time(
@@ -294,7 +406,7 @@ def _notes_on_time(
     if len(test) == 0:
         return
     if times is None:
-        dates = [each.name for each in encoding.columns if getattr(each, "kind", "") == "date"]
+        dates = [each.name for each in encoding.columns if each.kind == "date"]
         if dates:
             yield (
                 f"Column {dates[0]!r} has dates, and the test rows were drawn at random. If you "
@@ -315,59 +427,12 @@ def _rows(count: int, what: str = "row") -> str:
 
 
 _EXTREME = 10.0  # robust standard deviations of a target that may decide scores by itself
-_LIKE_THE_ROW_BEFORE = 0.3  # least correlation of targets of neighbouring rows
-_CLEAR = 5.0  # standard errors of a correlation of zero
-_AT_A_BOUND = 0.01  # least share of targets that are equal to the least or the greatest of all
-_MOST_COMPARED = 300  # inputs, of which every pair is compared
 _MOST_TOLD = 5
 _ROBUST = 1.349  # standard deviations between the quartiles of a normal distribution
 
 
-def data_notes(
-    target: str, encoding: InputEncoding, train: Rows, repeated: Tensor
-) -> Iterator[str]:
-    """Sentences on values, targets and rows that a user may want to look at."""
-    if encoding.left_out:
-        names = [f"{name!r} ({reason})" for name, reason in encoding.left_out.items()]
-        yield f"Columns left out: {_listed(names)}."
-    if count := int(repeated.sum()):
-        yield (
-            f"{count} of {len(repeated)} test rows are equal to a training row in all inputs and "
-            "the target. A model that has seen them predicts them better than new rows."
-        )
-    yield from encoding.notes
-    yield from _same_columns(encoding, train[0])
-    yield from _target_notes(target, train[1])
-
-
-def _repeated_rows(train: Rows, test: Rows) -> Tensor:
-    """Which test rows are equal to a training row in inputs and target, ``(t,)``."""
-    train_rows, test_rows = (
-        [row.tobytes() for row in (torch.column_stack(rows) + 0.0).numpy()]  # -0 is 0
-        for rows in (train, test)
-    )
-    known = set(train_rows)
-    return torch.tensor([row in known for row in test_rows], dtype=torch.bool)
-
-
-def _same_columns(encoding: InputEncoding, x: Tensor) -> Iterator[str]:
-    """Columns that are others, up to an offset and a factor."""
-    owner = [column.name for column in encoding.columns for _ in column.inputs]
-    if len(owner) > _MOST_COMPARED:
-        return
-    z = x - x.mean(0)
-    z = z / z.norm(dim=0).clamp_min(torch.finfo(x.dtype).tiny)
-    same = ((z.T @ z).abs() > 1 - 1e-10).triu(1).nonzero().tolist()
-    pairs = dict.fromkeys((owner[i], owner[j]) for i, j in same if owner[i] != owner[j])
-    for name, other in list(pairs)[:_MOST_TOLD]:
-        yield (
-            f"Columns {name!r} and {other!r} carry the same information, up to a constant and a "
-            f"factor. One of them is enough: --drop {other!r}."
-        )
-
-
 def _target_notes(target: str, y: Tensor) -> Iterator[str]:
-    values, counts = y.unique(return_counts=True)
+    values = y.unique()
     if len(values) == 2:
         yield (
             f"The target {target!r} has two values only, {float(values[0]):g} and "
@@ -385,40 +450,6 @@ def _target_notes(target: str, y: Tensor) -> Iterator[str]:
             f"{_EXTREME:g} robust standard deviations from the median); the farthest is "
             f"{largest:g}. A few such rows can decide the scores: check whether they are errors, "
             "or predict the logarithm."
-        )
-    if bool((y == y.round()).all()) and len(values) <= len(y) // 4:
-        below = " and, near zero, below it" if float(values[0]) >= 0 else ""
-        yield (
-            f"The target {target!r} has whole numbers only, {len(values)} different ones. "
-            f"Intervals of single Gaussian processes end between them{below}."
-        )
-        return
-    ends = [
-        f"{float(value):g} ({int(count)} rows)"
-        for value, count in ((values[0], counts[0]), (values[-1], counts[-1]))
-        if int(count) > max(2.0, _AT_A_BOUND * len(y)) and int(count) > 3 * int(counts.median())
-    ]
-    if ends:
-        yield (
-            f"The target {target!r} seems to be bounded: its extreme value {' and '.join(ends)} is "
-            "repeated. Intervals may reach beyond a bound."
-        )
-
-
-def _order_notes(target: str, y: Tensor) -> Iterator[str]:
-    """Whether a row's target is like that of the row before it in the file."""
-    y = y[~y.isnan()]
-    steps = y.diff()
-    if len(y) < 20 or bool((steps >= 0).all()) or bool((steps <= 0).all()):
-        return  # a table sorted by its target
-    earlier, later = y[:-1] - y.mean(), y[1:] - y.mean()
-    size = float(y.var(correction=0)) * len(y)
-    correlation = float((earlier * later).sum()) / size if size > 0 else 0.0
-    if correlation > max(_LIKE_THE_ROW_BEFORE, _CLEAR / math.sqrt(len(y))):
-        yield (
-            f"Neighbouring rows have similar targets (correlation {correlation:.2f} of {target!r} "
-            "with the row before). If rows are in order of time or in groups, test rows drawn at "
-            "random are easier than rows to come: name a column that orders them, --time-column."
         )
 
 

@@ -9,27 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
+import pandas
+from pandas.api import types
 
 from gpclml.errors import ArgumentError
 
 if TYPE_CHECKING:
-    import pandas
     from numpy.typing import NDArray
 
-__all__ = [
-    "MOST_LEVELS",
-    "MOST_WILD",
-    "CategoryColumn",
-    "InputEncoding",
-    "Kind",
-    "NumberColumn",
-    "column_of",
-    "fit_inputs",
-    "kind_of",
-    "numbers_of",
-    "texts_of",
-    "unusual_values",
-]
 
 MOST_LEVELS = 50
 """Levels of a category that become inputs."""
@@ -59,20 +46,12 @@ def kind_of(column: pandas.Series, if_mixed: str = _IF_MIXED) -> Kind:
     Dates are values of a date type and texts such as 2024-05-31, or 31.05.2024 with the day before
     the month, with or without a time. A column of texts that are all
     numbers is a column of numbers. An ``"empty"`` column has no value;
-    columns of lists, dictionaries and complex numbers are ``"other"``.
-
-    Args:
-        column: The values.
-        if_mixed: The last sentence of the error, which says what to do.
-
-    Raises:
-        ArgumentError: Some of the texts are numbers, and others are not.
+    columns of lists, dictionaries and complex numbers are ``"other"``. Texts of which some are
+    numbers, and others not, are refused; ``if_mixed`` says what to do.
     """
-    import pandas
-    from pandas.api import types
-
     values = column.dropna()
     dtype = values.dtype
+    # The order matters: booleans and durations are numbers for some of these checks.
     if len(values) == 0:
         return "empty"
     if types.is_bool_dtype(dtype) and not isinstance(dtype, pandas.CategoricalDtype):
@@ -106,9 +85,6 @@ def numbers_of(column: pandas.Series, kind: NumberKind) -> NDArray[np.float64]:
 
     Booleans are 0 and 1, dates days since the first of January 1970 in UTC, durations days.
     """
-    import pandas
-    from pandas.api import types
-
     if kind == "date":
         dates = pandas.to_datetime(column.map(_in_iso), errors="coerce", utc=True, format="ISO8601")
         # The default of pandas, nanoseconds, ends in the year 2262.
@@ -150,13 +126,12 @@ def texts_of(column: pandas.Series) -> NDArray[np.object_]:
         else str(value).strip()
         for value in column.astype(object)
     ]  # fmt: skip
-    return np.where(column.isna(), None, np.array(texts, dtype=object))
+    made = np.array(texts, dtype=object)
+    made[column.isna().to_numpy()] = None
+    return made
 
 
 def _to_numeric(column: pandas.Series) -> pandas.Series:
-    import pandas
-    from pandas.api import types
-
     if types.is_numeric_dtype(column.dtype):
         return column
     texts = column.astype(object).map(
@@ -227,11 +202,13 @@ class CategoryColumn:
         levels: The levels.
         has_missing: Whether a missing value counts as one more level, the last; if not, rows with
             missing values have NaN.
+        kind: Kind of its values.
     """
 
     name: str
     levels: tuple[str, ...]
     has_missing: bool = False
+    kind: Literal["category"] = "category"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -248,11 +225,6 @@ class CategoryColumn:
             return np.column_stack([inputs, missing])
         inputs[missing] = np.nan
         return inputs
-
-    def unknown(self, column: pandas.Series) -> dict[str, int]:
-        """Values that are not among the levels, and how many rows have each of them."""
-        counts = Counter(text for text in texts_of(column) if text is not None)
-        return {level: count for level, count in counts.items() if level not in self.levels}
 
 
 @dataclass(frozen=True)
@@ -397,6 +369,7 @@ def unusual_values(
     """
     values, counts = np.unique(numbers[~np.isnan(numbers)], return_counts=True)
     total = counts.sum()
+    # One gap after the other is looked at, from the outside: within are always the usual values.
     codes: list[float] = []
     all_values = len(values)
     while len(values) > 2 and 2 * counts.max() <= counts.sum():
@@ -409,12 +382,14 @@ def unusual_values(
             ranges = np.where(upper, high - values[1:], values[:-1] - low)
             gaps = np.diff(values)
         out = np.where(upper, below, counts.sum() - below)
+        # A single value of nines is a code at a shorter distance.
         numbers_out = np.where(upper, np.arange(1, len(values)), np.arange(len(values) - 1, 0, -1))
         nines = numbers_out == 1
         nines &= np.where(upper, _are_nines(values[:1]), _are_nines(values[-1:]))
         far = (ranges > 0) & (2 * out < total) & (gaps / np.where(nines, 1.0, _FAR) > ranges)
         if not far.any():
             break
+        # Of gaps that are wide enough the one that parts most values.
         split = int(np.flatnonzero(far)[out[far].argmax()])
         outside = slice(0, split + 1) if upper[split] else slice(split + 1, None)
         inside = slice(split + 1, None) if upper[split] else slice(0, split + 1)

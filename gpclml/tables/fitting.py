@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import math
-import os
+import platform
 import shlex
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Literal, cast
 
-import numpy as np
+import pandas
 import torch
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
+from gpclml import __version__
 from gpclml._utils.files import write_atomically
 from gpclml.errors import ArgumentError, DataError
-from gpclml.evaluation.scores import leave_one_out, log_marginal_likelihood
 from gpclml.models import GPRegression
-from gpclml.tables.data import TableData, read_table_data
-from gpclml.tables.encoding import InputEncoding, column_of, numbers_of
+from gpclml.tables.data import TableData, TableOptions, read_table_data
+from gpclml.tables.encoding import InputEncoding
 from gpclml.tables.folders import (
-    MODEL,
     files_of,
     open_work_folder,
     read_record,
@@ -34,55 +31,76 @@ from gpclml.tables.folders import (
 )
 from gpclml.tables.missing import unknown_inputs
 from gpclml.tables.mixture import StackedPrediction
-from gpclml.tables.predictions import PREDICTED_SHARE, predicted, prediction_scores
+from gpclml.tables.predictions import PREDICTED_SHARE, predicted
 from gpclml.tables.reading import read_table
-from gpclml.tables.recipes import (
-    STACK,
-    FittedModel,
-    Recipe,
-    RunOptions,
-    kernel_object,
-    package_versions,
-)
+from gpclml.tables.recipes import STACK, Recipe, kernel_object
 from gpclml.tables.stacked import StackedGP
-from gpclml.tables.terminal import FitError, error_text, give, shows_progress, tell, warned
-from gpclml.tables.words import figure, percent
-
-if TYPE_CHECKING:
-    import pandas
-
-__all__ = [
-    "MODEL_FILE",
-    "SavedModel",
-    "check_size",
-    "default_models",
-    "fit_recipe",
-    "fit_table",
-    "load_model",
-    "load_model_made_from",
-    "made_from",
-    "predict_table",
-    "save_model",
-    "threads_for",
-]
+from gpclml.tables.terminal import FitError, give, shows_progress, tell, warned
 
 MODEL_FILE = "model.pt"
 """The file of a model beside its record."""
+
+
+_PACKAGES = "torch", "gpytorch", "linear-operator", "botorch", "numpy", "scipy", "pandas"
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that compute the results, by name."""
+    ours = {"python": platform.python_version(), "gpclml": __version__}
+    return ours | {name: metadata.version(name) for name in _PACKAGES}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of ``compare``, which fits each of its models by the recipe, and of ``fit``."""
+
+    table: TableOptions
+    recipe: Recipe
+    out: Path
+    models: tuple[str, ...] | None = None
+
+    def command(self, name: Literal["compare", "fit"]) -> str:
+        """The command line that gives these options."""
+        table, recipe = self.table, self.recipe
+        options: dict[str, object] = {
+            "target": table.target, "drop": table.drop, "categories": table.categories,
+            "missing": table.missing, "time-column": table.time_column, "decimal": table.decimal,
+            "rows": table.rows, "seed": table.seed,
+            "model": recipe.model if name == "fit" else None,
+            "models": ",".join(self.models or ()) if name == "compare" else None,
+            "objective": recipe.objective, "steps": recipe.steps, "restarts": recipe.restarts,
+            "time-budget": recipe.time_budget, "out": self.out,
+        }  # fmt: skip
+        words = ["gpclml", name, str(table.data)]
+        for option, value in options.items():
+            for text in value if isinstance(value, tuple) else (value,):
+                words += [] if text in (None, "") else [f"--{option}", str(text)]
+        return shlex.join(words)
 
 
 @dataclass(frozen=True, eq=False)
 class SavedModel:
     """A fitted model of a table.
 
-    ``made_from`` has all that decides the model: data, rows, recipe and versions of packages;
-    ``decimal`` is the decimal mark of the table.
+    ``note`` has sentences on the fit, ``problem`` says why it failed; ``made_from`` has all that
+    decides the model: data, rows, recipe and versions of packages; ``decimal`` is the decimal mark
+    of the table.
     """
 
+    recipe: Recipe
     model: GPRegression | StackedGP
+    seconds: float
+    note: str
+    problem: str
     encoding: InputEncoding
-    fitted: FittedModel
-    made_from: Mapping[str, Any]
     decimal: str
+    made_from: Mapping[str, Any]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """How the model was fitted, in primitives."""
+        names = "seconds", "note", "problem"
+        return {"recipe": asdict(self.recipe), **{name: getattr(self, name) for name in names}}
 
     def predict(self, x: Tensor, progress: bool = False) -> StackedPrediction:
         """The distributions of new observations at inputs ``(t, d)``, NaN where missing."""
@@ -103,13 +121,12 @@ def save_model(folder: Path, saved: SavedModel) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     saved.model.save(folder / MODEL_FILE)
     content = {
-        **asdict(saved.fitted),
+        **saved.record,
         "made_from": dict(saved.made_from),
         "decimal": saved.decimal,
         "encoding": asdict(saved.encoding),
-        "packages": package_versions(),
     }
-    write_record(folder, MODEL, content, [MODEL_FILE])
+    write_record(folder, "model", content, [MODEL_FILE])
 
 
 def load_model(folder: Path) -> SavedModel:
@@ -120,9 +137,9 @@ def load_model(folder: Path) -> SavedModel:
     if not folder.is_dir():
         said = f"{folder} is a file" if folder.exists() else f"There is no folder {folder}"
         raise DataError(f"{said}. Give a folder that 'gpclml fit' wrote.")
-    path, model_path = folder / MODEL.record, folder / MODEL_FILE
-    record = read_record(path)
-    if record is None or not MODEL.is_record(record):
+    path, model_path = folder / "model.json", folder / MODEL_FILE
+    record = read_record(folder, "model")
+    if record is None:
         suggestion = "Give one that 'gpclml fit' wrote."
         if (folder / "models").is_dir():
             names = sorted(entry.name for entry in (folder / "models").iterdir())
@@ -142,18 +159,16 @@ def load_model(folder: Path) -> SavedModel:
             f"{model_path} is not the file that {path} was written with. Repeat the command that "
             "wrote the folder."
         )
-    return SavedModel(
-        model=model,
-        encoding=InputEncoding.from_content(record["encoding"]),
-        fitted=FittedModel(recipe, record["seconds"], record["note"], record["problem"]),
-        made_from=record["made_from"],
-        decimal=record["decimal"],
-    )
+    entries = {
+        name: record[name] for name in ("seconds", "note", "problem", "decimal", "made_from")
+    }
+    encoding = InputEncoding.from_content(record["encoding"])
+    return SavedModel(recipe=recipe, model=model, encoding=encoding, **entries)
 
 
 def load_model_made_from(folder: Path, made_from: Mapping[str, Any]) -> SavedModel | None:
     """The saved model in a folder if it was made from the given data, rows, recipe and packages."""
-    record = read_record(folder / MODEL.record)
+    record = read_record(folder, "model")
     if record is None or record.get("made_from") != dict(made_from):
         return None
     try:
@@ -169,32 +184,21 @@ def fit_table(options: RunOptions, quiet: bool = False) -> SavedModel:
     for note in () if quiet else data.notes:
         tell(note)
     count = len(data.train[1])
-    with open_work_folder(options.out, MODEL) as folder:
-        with threads_for(count):
-            saved = fit_recipe(options.recipe, data, progress=shows_progress(quiet))
+    with open_work_folder(options.out, "model") as folder:
+        limit_threads(count)
+        saved = fit_recipe(options.recipe, data, progress=shows_progress(quiet))
         save_model(folder, saved)
-    if saved.fitted.note:
-        tell(saved.fitted.note)
+    if saved.note:
+        tell(saved.note)
+    weights = ""
     if isinstance(saved.model, StackedGP):
-        components = [member for member in saved.model.components if member.weight]
-        weights = [f"{member.weight:.2f} {member.name}" for member in components]
-        said = f"weights {', '.join(weights)}"
-    else:
-        scores = {"LML": log_marginal_likelihood, "LOO": leave_one_out}
-        said = ", ".join(_score(name, score, saved.model) for name, score in scores.items())
-    name, seconds = options.recipe.model, f"{saved.fitted.seconds:.1f} seconds"
+        names = [f"{c.weight:.2f} {c.name}" for c in saved.model.components if c.weight]
+        weights = f": weights {', '.join(names)}"
     words = shlex.join(["gpclml", "predict", str(options.out), "new.csv"])
-    give(f"{name} fitted to {count} rows in {seconds}: {said}")
+    name = options.recipe.model
+    give(f"{name} fitted to {count} rows in {saved.seconds:.1f} seconds{weights}")
     give(f"Model: {options.out}", f"Predict new rows: {words}")
     return saved
-
-
-def _score(name: str, score: Callable[..., Tensor], model: GPRegression) -> str:
-    """A score as text. If it cannot be computed, the text says so: the model is saved by then."""
-    try:
-        return f"{name} {float(score(model).sum()):.1f} nats"
-    except Exception as error:
-        return f"no {name} ({error_text(error)})"
 
 
 def fit_recipe(recipe: Recipe, data: TableData, progress: bool) -> SavedModel:
@@ -205,10 +209,11 @@ def fit_recipe(recipe: Recipe, data: TableData, progress: bool) -> SavedModel:
             fit = recipe.fit(*data.train, progress=progress, categories=data.encoding.categories)
         except (NanError, NotPSDError) as error:
             raise FitError(f"{recipe.model} could not be fitted: {error}") from error
-    told = " ".join(filter(None, (fit.note, *said)))
-    fitted = FittedModel(recipe, time.perf_counter() - start, told, fit.problem)
-    origin = made_from(recipe, data)
-    return SavedModel(fit.model, data.encoding, fitted, origin, data.decimal)
+    seconds, note = time.perf_counter() - start, " ".join(filter(None, (fit.note, *said)))
+    return SavedModel(
+        recipe, fit.model, seconds, note, fit.problem,
+        data.encoding, data.decimal, made_from(recipe, data),
+    )  # fmt: skip
 
 
 def made_from(recipe: Recipe, data: TableData) -> dict[str, Any]:
@@ -232,17 +237,12 @@ def default_models(num_train: int, num_inputs: int) -> tuple[tuple[str, ...], tu
             f"rq and matern are left out because they take long with more than {_ALL_SMOOTH} "
             "training rows: name them in --models to have them."
         )
-    pairs = num_train**2 * num_inputs
-    if pairs <= _SM_BY_DEFAULT:
+    if num_train**2 * num_inputs <= _SM_BY_DEFAULT:
         names.append("sm")
-    elif pairs <= _SM_AT_MOST:
+    else:
         said.append(
             f"sm is left out because it takes long with {num_train} rows and {num_inputs} inputs: "
             "name it in --models to have it."
-        )
-    else:
-        said.append(
-            f"sm is left out: {num_train} rows with {num_inputs} inputs take too much memory."
         )
     return (*names, "deep"), tuple(said)
 
@@ -260,20 +260,14 @@ def check_size(names: tuple[str, ...], num_train: int, num_inputs: int) -> None:
 _FEW_ROWS = 1000
 
 
-@contextmanager
-def threads_for(num_train: int) -> Iterator[None]:
-    """Uses one thread within the block with up to 1000 rows, else as many as before.
+def limit_threads(num_train: int) -> None:
+    """Uses one thread with up to 1000 rows.
 
     Such a fit takes steps of milliseconds. They gain little from more threads, and take ten times
     as long if the cores have other work.
     """
-    before = torch.get_num_threads()
     if num_train <= _FEW_ROWS:
         torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 _COLUMNS = "mean", "standard_deviation", "lower_90", "upper_90"
@@ -283,11 +277,9 @@ def predict_table(
     folder: Path, data: Path, out: Path | None = None, quiet: bool = False
 ) -> pandas.DataFrame:
     """Predicts the rows of a table and writes a line of CSV for each, in their order."""
-    import pandas
-
     out = Path("predictions.csv") if out is None else out
     saved = load_model(folder)
-    _check_output(out, data, *folder.iterdir())
+    _check_output(out)
     table = read_table(data, saved.made_from["missing"], saved.decimal)
     x = torch.from_numpy(saved.encoding.encode(table))
     prediction = saved.predict(x, shows_progress(quiet))
@@ -295,62 +287,31 @@ def predict_table(
     result = pandas.DataFrame(
         {name: values.numpy() for name, values in zip(_COLUMNS, columns, strict=True)}
     )
+    # Whole or not at all: predictions that are there already may be replaced.
     text = result.to_csv(index=False).encode()
     write_atomically(out, lambda file: file.write(text))
     if not quiet:
         if note := saved.note_on_unknown(x):
             tell(note)
         tell(f"{len(table)} rows predicted: {out}")
-        _tell_scores(saved.made_from["target"], table, prediction)
     return result
 
 
-def _check_output(path: Path, *others: Path) -> None:
+def _check_output(path: Path) -> None:
     """Checks that predictions can be written and replace nothing but predictions."""
     folder = path.absolute().parent
     if path.is_symlink():
         raise DataError(f"--out: {path} is a link. Name the file itself.")
     if path.is_dir():
         raise DataError(f"--out: {path} is a folder. Name a file.")
-    if (there := path.exists()) and not path.is_file():
+    there = path.exists()
+    if there and not path.is_file():
         raise DataError(f"--out: {path} is not a regular file. Name one.")
     if not folder.is_dir():
         raise DataError(f"--out: there is no folder {folder}. Make it first.")
-    if there and any(other.exists() and path.samefile(other) for other in others):
-        raise DataError(f"--out: {path} is a file that is read. Name another.")
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-        writable = os.access(path, os.W_OK) or not there
-    except OSError:  # only trying tells: permissions do not bind every user
-        writable = False
-    if not writable:
-        raise DataError(f"--out: cannot write {path}. Name a file elsewhere.")
-    if there and not _holds_predictions(path):
-        said = f"{path} is there and holds no predictions of gpclml"
-        raise DataError(f"--out: {said}. Name another file, or remove it first.")
-
-
-def _holds_predictions(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.readline(1000).strip() == ",".join(_COLUMNS).encode()
-
-
-def _tell_scores(target: str, table: pandas.DataFrame, prediction: StackedPrediction) -> None:
-    """Prints how good the predictions are, if the table has the target."""
-    if target not in table.columns:
-        return
-    try:
-        targets = torch.from_numpy(np.array(numbers_of(column_of(table, target), "number")))
-    except ArgumentError:  # nobody asked for it, so a column of texts is no error
-        return
-    count = int((~targets.isnan()).sum())
-    if count:
-        scores = prediction_scores(targets, prediction)
-        if not math.isfinite(scores.rmse) or not math.isfinite(scores.nll):
-            tell(f"No scores: values of {target} are too far from the predictions to be squared.")
-            return
-        tell(
-            f"The table has {target} in {count} of these rows: typical error (RMSE) "
-            f"{figure(scores.rmse)}, {percent(scores.coverage)} in their 90 % intervals, negative "
-            f"log density (NLL) {scores.nll:.3f} a row."
-        )
+    if there:
+        with path.open("rb") as file:
+            holds_predictions = file.readline(1000).strip() == ",".join(_COLUMNS).encode()
+        if not holds_predictions:
+            said = f"{path} is there and holds no predictions of gpclml"
+            raise DataError(f"--out: {said}. Name another file, or remove it first.")

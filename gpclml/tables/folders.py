@@ -2,8 +2,8 @@
 
 The record of a folder, a JSON file, says what the folder is and which files the command wrote in
 it, with their SHA-256. A folder that has other files, or changed ones, is refused. A result is
-written in a work folder beside its place, with ``.part`` after its name, from which an interrupted
-run goes on. When it is complete, the work folder is renamed.
+written in a work folder beside its place, with ``.gpclml-work`` after its name, from which an
+interrupted run goes on. When it is complete, the work folder is renamed.
 """
 
 from __future__ import annotations
@@ -16,67 +16,47 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 from gpclml import __version__
 from gpclml._utils.files import write_atomically
 from gpclml.errors import DataError
 
-__all__ = [
-    "MODEL",
-    "REPORT",
-    "FolderKind",
-    "files_of",
-    "open_work_folder",
-    "read_record",
-    "sha256_of",
-    "work_folder_of",
-    "write_record",
-]
-
 _VERSION = 3
-_MARKER = ".gpclml-work"  # the empty file by which a work folder is known
 _HALF_WRITTEN = re.compile(r".+\.[0-9a-f]{32}\.part")  # by a run that was killed
 
 
-class FolderKind(NamedTuple):
-    """A kind of folder: the name of its record, and the value of ``format`` in it."""
+Kind = Literal["model", "report"]
+"""What a folder holds; its record is the file of this name, with ``.json`` after it."""
 
-    record: str
-    format: str
-
-    def is_record(self, record: Mapping[str, Any] | None) -> bool:
-        """Whether what was read is a record of this kind."""
-        return record is not None and record.get("format") == self.format
-
-
-MODEL = FolderKind("model.json", "gpclml.TableModel")
-REPORT = FolderKind("report.json", "gpclml.Report")
+_FORMATS: dict[Kind, str] = {"model": "gpclml.TableModel", "report": "gpclml.Report"}
 
 
 def write_record(
-    folder: Path, kind: FolderKind, content: Mapping[str, Any], names: Iterable[str]
+    folder: Path, kind: Kind, content: Mapping[str, Any], names: Iterable[str]
 ) -> None:
     """Writes the record of a folder, with checksums of the files of these names and of itself."""
     record = {
-        "format": kind.format,
+        "format": _FORMATS[kind],
         "version": _VERSION,
         "written_by": f"gpclml {__version__}",
         **content,
         "files": {name: sha256_of(folder / name) for name in sorted(names)},
     }
+    # Of the record itself, so that no changed bit of it goes unseen.
     record["checksum"] = _checksum(record)
     text = json.dumps(record, indent=1) + "\n"
-    write_atomically(folder / kind.record, lambda file: file.write(text.encode()))
+    write_atomically(folder / f"{kind}.json", lambda file: file.write(text.encode()))
 
 
-def read_record(path: Path) -> dict[str, Any] | None:
-    """The content of a file that may be a record; None if it is unreadable or no JSON object."""
+def read_record(folder: Path, kind: Kind) -> dict[str, Any] | None:
+    """The record of a folder; None if there is none of this kind that can be read."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads((folder / f"{kind}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return content if isinstance(content, dict) else None
+    is_record = isinstance(content, dict) and content.get("format") == _FORMATS[kind]
+    return content if is_record else None
 
 
 def files_of(path: Path, record: Mapping[str, Any]) -> dict[str, str]:
@@ -100,11 +80,11 @@ def sha256_of(path: Path) -> str:
 def work_folder_of(out: Path) -> Path:
     """The folder in which the result for a folder is written."""
     out = _resolved(out)
-    return out.with_name(f"{out.name}.part")
+    return out.with_name(f"{out.name}.gpclml-work")
 
 
 @contextlib.contextmanager
-def open_work_folder(out: Path, kind: FolderKind) -> Iterator[Path]:
+def open_work_folder(out: Path, kind: Kind) -> Iterator[Path]:
     """Gives the work folder of ``out``: a new one, or the one that an interrupted run left.
 
     At the end of the block it is renamed to ``out``. After an error it stays for the next run to go
@@ -114,38 +94,34 @@ def open_work_folder(out: Path, kind: FolderKind) -> Iterator[Path]:
         DataError: ``out`` or the work folder is a link, has files that the command did not write or
             that have been changed, or cannot be written; or ``out`` is the current folder.
     """
-    out, part = _resolved(out), work_folder_of(out)
+    out, work = _resolved(out), work_folder_of(out)
     _check_replaceable(out, kind)
-    if part.is_symlink():
-        raise DataError(f"--out: {part} is a link. Name the folder itself, or another one.")
-    if part.exists() and not (part / _MARKER).is_file() and not _is_empty(part):
-        raise _not_ours(part, f"it has no {_MARKER}")
+    if work.is_symlink():
+        raise DataError(f"--out: {work} is a link. Name the folder itself, or another one.")
     try:
-        part.mkdir(exist_ok=True)
-        (part / _MARKER).touch()
+        work.mkdir(exist_ok=True)
     except OSError as error:
         said = f"--out: cannot write in {out.parent} ({error.strerror})"
         raise DataError(f"{said}. Name a folder elsewhere.") from error
-    for path in part.rglob("*.part"):
+    # Half-written files would be in the result, and not in its record.
+    for path in work.rglob("*.part"):
         if _HALF_WRITTEN.fullmatch(path.name):
             path.unlink()
     try:
-        yield part
+        yield work
         _check_replaceable(out, kind)  # somebody may have written there meanwhile
     except BaseException:
-        if [path.name for path in part.iterdir()] == [_MARKER]:
-            (part / _MARKER).unlink()
-            part.rmdir()
+        if _is_empty(work):
+            work.rmdir()
         raise
     # A run that is killed between the two renames leaves the work folder, which is complete.
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as aside:
         if out.exists():
             os.replace(out, Path(aside, out.name))
-        os.replace(part, out)
-    (out / _MARKER).unlink()
+        os.replace(work, out)
 
 
-def _check_replaceable(folder: Path, kind: FolderKind) -> None:
+def _check_replaceable(folder: Path, kind: Kind) -> None:
     """Refuses a folder unless it is new, empty, or as the command wrote it."""
     if folder.is_symlink():
         raise DataError(f"--out: {folder} is a link. Name the folder itself, or another one.")
@@ -153,16 +129,16 @@ def _check_replaceable(folder: Path, kind: FolderKind) -> None:
         raise DataError(f"--out: {folder} is the current folder, or holds it. Name a new one.")
     if not folder.exists() or _is_empty(folder):
         return
-    path = folder / kind.record
-    record = read_record(path)
-    if not path.is_file() or not kind.is_record(record):
-        why = f"it has no {kind.record}" if folder.is_dir() else "it is no folder"
-        raise _not_ours(folder, f"its {path.name} is of another program" if path.exists() else why)
-    assert record is not None
+    path, record = folder / f"{kind}.json", read_record(folder, kind)
+    if record is None:
+        why = f"it has no {path.name}" if folder.is_dir() else "it is no folder"
+        why = f"its {path.name} is of another program" if path.exists() else why
+        what = f"{folder} is there and was not written by this command ({why})"
+        raise DataError(f"--out: {what}. Name another folder.")
     files = files_of(path, record)
     for path in sorted(folder.rglob("*")):
         name, is_link = path.relative_to(folder).as_posix(), path.is_symlink()
-        if not is_link and (path.is_dir() or name in (kind.record, _MARKER)):
+        if not is_link and (path.is_dir() or name == f"{kind}.json"):
             continue
         if is_link or name not in files:
             raise _in_the_way(path, "is there and was not written by this command")
@@ -184,11 +160,6 @@ def _resolved(out: Path) -> Path:
     if not out.parent.is_dir():
         raise DataError(f"--out: there is no folder {out.parent}. Make it first.")
     return out.parent.resolve() / out.name
-
-
-def _not_ours(folder: Path, why: str) -> DataError:
-    what = f"{folder} is there and was not written by this command ({why})"
-    return DataError(f"--out: {what}. Name another folder.")
 
 
 def _in_the_way(path: Path, what: str) -> DataError:

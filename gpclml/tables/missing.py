@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from sklearn.covariance import ledoit_wolf
 from torch import Tensor
 
 from gpclml._utils.arguments import seeded
-
-__all__ = ["averaged", "completions", "filled", "unknown_inputs"]
 
 _MOST_VALUES = 64  # by which a missing input is represented
 _JITTER = 1e-6
@@ -18,16 +17,10 @@ _LEAST_SHARE = 1e-3  # of a level, whatever the other inputs say
 
 
 def unknown_inputs(x: Tensor, train_x: Tensor, categories: Sequence[Sequence[int]]) -> Tensor:
-    """Which inputs of points are not known: NaN, or of a level that no training row has.
+    """Which inputs of points are NaN, or of a level that no training row has, ``(m, d)``.
 
-    Args:
-        x: Points, ``(m, d)``.
-        train_x: Training inputs, ``(n, d)``.
-        categories: For each category the columns that are its levels. A row without any of them has
-            a further level, which is unknown if no training row has it.
-
-    Returns:
-        ``(m, d)``.
+    ``categories`` has for each category the columns that are its levels. A row without any of them
+    has a further level, which is unknown if no training row has it.
     """
     unknown = x.isnan()
     for group in map(list, categories):
@@ -52,20 +45,11 @@ def completions(
     point, plus the row's residual. A category has the row's own level, and the row a weight
     :math:`\hat p(\text{level} \mid x) / p(\text{level})`, with the linear prediction of the level's
     column for its probability. Coefficients are those of the covariance of the training inputs,
-    shrunk as Ledoit and Wolf (2004) have it.
-
-    Args:
-        x: Points, ``(r, d)``.
-        unknown: Which of their inputs are unknown, ``(r, d)``.
-        train_x: Training inputs, ``(n, d)``.
-        categories: For each category the columns that are its levels.
-        seed: Seed by which up to 64 of the training rows are drawn.
+    shrunk as Ledoit and Wolf (2004) have it. Up to 64 of the training rows are drawn by the seed.
 
     Returns:
         Points without unknown inputs, ``(r, v, d)``, and their weights, ``(r, v)``, with sum one.
     """
-    from sklearn.covariance import ledoit_wolf
-
     drawn = torch.randperm(len(train_x), generator=seeded(seed))[:_MOST_VALUES].numpy()
     rows = train_x.detach().cpu().double().numpy()
     points = x.detach().cpu().double().numpy()
@@ -77,6 +61,7 @@ def completions(
     least, most = rows.min(0), rows.max(0)
     values = np.repeat(points[:, None], len(drawn), axis=1)
     weights = np.ones(values.shape[:2])
+    # Rows that lack the same inputs share one linear solve.
     patterns, which = np.unique(lacking, axis=0, return_inverse=True)
     for number, pattern in enumerate(patterns):
         members, lost, known = which.ravel() == number, np.flatnonzero(pattern), ~pattern
@@ -85,6 +70,7 @@ def completions(
         expected = (points[members][:, known] - center[known]) @ slopes
         fitted = (rows[drawn][:, known] - center[known]) @ slopes
         moved = rows[drawn][:, lost] + expected[:, None] - fitted
+        # A linear prediction may leave the range that the training rows have.
         moved = moved.clip(least[lost], most[lost])
         for group in categories:
             levels = np.flatnonzero(np.isin(lost, group))
@@ -111,17 +97,12 @@ def averaged(
 ) -> tuple[Tensor, Tensor]:
     """Locations and scales of K models at points, ``(K, m)``, averaged over unknown inputs.
 
-    Mean and variance are those of the average.
-
-    Args:
-        moments: Locations and scales ``(K, p)`` at points ``(p, d)`` without unknown inputs.
-        x: Points, ``(m, d)``, NaN where an input is missing.
-        train_x: Training inputs, ``(n, d)``.
-        categories: For each category the columns that are its levels.
-        tails: Variances of the models' distributions of scale one, ``(K, 1)``.
-        seed: Seed of :func:`completions`.
+    ``moments`` gives locations and scales ``(K, p)`` at points ``(p, d)`` without unknown inputs,
+    ``tails`` are the variances of the models' distributions of scale one, ``(K, 1)``. Mean and
+    variance are those of the average.
     """
     unknown = unknown_inputs(x, train_x, categories)
+    # All rows at once, with means for what is unknown; rows that lack something come again below.
     locations, scales = moments(torch.where(unknown, train_x.mean(0), x))
     rows = unknown.any(-1)
     if bool(rows.any()):
@@ -130,6 +111,7 @@ def averaged(
             values.reshape(-1, *weights.shape) for values in moments(points.flatten(0, 1))
         )
         mean = (weights * values).sum(-1)
+        # Total variance: within the completions and between them, in units of scales.
         between = (weights * (values - mean.unsqueeze(-1)).square()).sum(-1)
         locations[:, rows] = mean
         scales[:, rows] = ((weights * spreads.square()).sum(-1) + between / tails).sqrt()
@@ -139,14 +121,10 @@ def averaged(
 def filled(
     x: Tensor, categories: Sequence[Sequence[int]], seed: int = 0, train_x: Tensor | None = None
 ) -> Tensor:
-    """Rows whose missing inputs are replaced by their expectations given the other inputs.
+    """Rows ``(n, d)`` whose missing inputs are replaced by their expectations given the others.
 
-    Args:
-        x: Inputs, ``(n, d)``, NaN where missing.
-        categories: For each category the columns that are its levels.
-        seed: Seed of :func:`completions`.
-        train_x: Training inputs that show what may be, ``(m, d)``; the rows themselves if None, in
-            which no column may be missing everywhere.
+    ``train_x`` ``(m, d)`` shows what may be; if None the rows do, in which no column may be missing
+    everywhere.
     """
     unknown = x.isnan()
     rows = unknown.any(-1)

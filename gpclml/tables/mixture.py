@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from scipy.special import logsumexp
+from scipy.stats import t
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, check_finite, checked
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-__all__ = ["StackedPrediction"]
 
 _MOST_STEPS = 200  # of a root search, of which bisection alone would take about 60
 _TAIL = 1e-6  # probability on either side that is left out of the integral of the CRPS
@@ -125,8 +126,7 @@ class StackedPrediction:
         means, variances = self._loc.copy(), self._scale**2 / (1 - 2 / self._nu)
         for k, warp in enumerate(self.warps):
             if warp is not None:
-                normal = torch.from_numpy(self._loc[k]), torch.from_numpy(self._scale[k])
-                means[k], variances[k] = (moment.numpy() for moment in warp.moments(*normal))
+                means[k], variances[k] = warp.moments(self._loc[k], self._scale[k])
         return means, variances
 
     @property
@@ -225,17 +225,18 @@ class StackedPrediction:
         check_counts(count=count)
         draws = np.random.default_rng(int(seed) & (2**64 - 1))
         shape = (count, len(self))
+        # A component for each draw; a Student-t variable is a normal by a root of chi-square.
         chosen = draws.choice(len(self._w), size=shape, p=self._w / self._w.sum())
         normal = draws.standard_normal(shape)
         nu = self._nu[chosen, 0]
         heavy = np.isfinite(nu)
         chi_square = draws.chisquare(np.where(heavy, nu, 1.0))
-        t = normal * np.sqrt(np.where(heavy, nu, chi_square) / chi_square)
+        standard = normal * np.sqrt(np.where(heavy, nu, chi_square) / chi_square)
         rows = np.arange(len(self))
-        drawn = self._loc[chosen, rows] + self._scale[chosen, rows] * t
+        drawn = self._loc[chosen, rows] + self._scale[chosen, rows] * standard
         for k, warp in enumerate(self.warps):
             if warp is not None:
-                drawn = np.where(chosen == k, _inverse(warp, drawn), drawn)
+                drawn = np.where(chosen == k, warp.inverse(drawn), drawn)
         return self._like_inputs(self._rounded(drawn))
 
     @takes_arrays()
@@ -262,6 +263,7 @@ class StackedPrediction:
         lowest, highest = np.minimum(inner[0], targets), np.maximum(inner[-1], targets)
         inside = np.vstack([inner[1:-1], np.full_like(targets, self._lowest)])
         edges = np.sort(np.vstack([lowest, inside.clip(lowest, highest), targets, highest]), 0)
+        # F jumps at the target and, of counts, at zero: a smooth piece on either side.
         nodes, shares = np.polynomial.legendre.leggauss(_NODES)
         total = np.zeros_like(targets)
         for left, right in pairwise(edges):
@@ -290,25 +292,18 @@ class StackedPrediction:
 
     def _standardized(self, y: Array) -> Array:
         """Targets ``(m,)`` in units of the components, ``(K, m)``."""
-        warped = np.stack([
-            y if warp is None else warp.forward(torch.from_numpy(y)).numpy() for warp in self.warps
-        ])  # fmt: skip
+        warped = np.stack([y if warp is None else warp.forward(y) for warp in self.warps])
         return (warped - self._loc) / self._scale
 
     def _log_density(self, y: Array) -> Array:
-        from scipy.special import logsumexp
-        from scipy.stats import t
-
         with np.errstate(over="ignore"):  # far away a density is zero
             logs = t.logpdf(self._standardized(y), self._nu) - np.log(self._scale)
         for k, warp in enumerate(self.warps):
             if warp is not None:
-                logs[k] += warp.log_slope(torch.from_numpy(y)).numpy()
+                logs[k] += warp.log_slope(y)
         return np.asarray(logsumexp(logs, axis=0, b=self._w[:, None]))
 
     def _cdf(self, y: Array) -> Array:
-        from scipy.stats import t
-
         return self._w @ t.cdf(self._standardized(y), self._nu)
 
     def _cdf_of_targets(self, y: Array) -> Array:
@@ -317,17 +312,16 @@ class StackedPrediction:
 
     def _quantile(self, probability: float) -> Array:
         """The continuous quantile of each row, ``(m,)``."""
-        from scipy.stats import t
-
         ends = self._loc + self._scale * t.ppf(probability, self._nu)
         for k, warp in enumerate(self.warps):
             if warp is not None:
-                ends[k] = _inverse(warp, ends[k])
+                ends[k] = warp.inverse(ends[k])
         # A component without weight has no say.
         ends = ends[self._w > 0]
         low, high = ends.min(0), ends.max(0)
         y = 0.5 * (low + high)
         for _ in range(_MOST_STEPS):
+            # The bracket [low, high] always holds the root.
             excess = self._cdf(y) - probability
             low, high = np.where(excess < 0, y, low), np.where(excess < 0, high, y)
             with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -341,7 +335,3 @@ class StackedPrediction:
             if bool(done.all()):
                 break
         return y
-
-
-def _inverse(warp: Warp, z: Array) -> Array:
-    return warp.inverse(torch.from_numpy(z)).numpy()

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
+from scipy.stats import t
+from sklearn.ensemble import HistGradientBoostingRegressor
 from torch import Tensor
 
 from gpclml._utils.arguments import check_finite, seeded
@@ -19,23 +21,6 @@ from gpclml.tables.mixture import StackedPrediction
 from gpclml.tables.recipes import STACK
 from gpclml.tables.stacked import StackedGP
 from gpclml.tables.terminal import error_text
-
-__all__ = [
-    "PREDICTED_SHARE",
-    "YARDSTICKS",
-    "Choice",
-    "ColumnEffect",
-    "PredictionScores",
-    "Predictor",
-    "choose",
-    "clearly_smaller",
-    "column_effects",
-    "noise_of",
-    "normal_predictions",
-    "predicted",
-    "prediction_scores",
-    "yardsticks",
-]
 
 PREDICTED_SHARE = 0.9
 """Share of new observations that should lie in a predicted interval."""
@@ -59,7 +44,6 @@ class PredictionScores:
         nll_se: Its standard error.
         coverage: Share of targets in their central 90 % intervals.
         coverage_se: Its standard error.
-        median_error: Half of the predictions are off by less.
         width: Median width of the central 90 % intervals.
         errors: Targets minus predictions, ``(t,)``.
         log_densities: Log densities of the targets, ``(t,)``.
@@ -74,7 +58,6 @@ class PredictionScores:
     nll_se: float
     coverage: float
     coverage_se: float
-    median_error: float
     width: float
     errors: Tensor
     log_densities: Tensor
@@ -109,13 +92,8 @@ def predicted(
     """The distributions of new observations; those of one GP are mixtures of one normal each.
 
     Where inputs are missing, or of a level that no training row has, they are averaged over what
-    these may be, as by :meth:`gpclml.StackedGP.predict`.
-
-    Args:
-        model: The model.
-        x: Inputs in original units, ``(t, d)``, NaN where missing.
-        progress: Whether to show a progress bar on standard error, of a GP.
-        categories: For each category the columns that are its levels, of a GP.
+    these may be, as by :meth:`gpclml.StackedGP.predict`. ``progress`` and ``categories`` are of a
+    GP.
     """
     if len(x) == 0:
         return normal_predictions(x.new_zeros(0), x.new_zeros(0))
@@ -141,23 +119,18 @@ def prediction_scores(targets: Tensor, prediction: StackedPrediction | Tensor) -
     """Scores of predicted distributions, or of means alone.
 
     Args:
-        targets: Observed targets, ``(t,)``; rows where they are NaN do not count.
+        targets: Observed targets, ``(t,)``.
         prediction: The distributions of the rows, or their means, ``(t,)``.
 
     Raises:
         NonFiniteError: A prediction is not finite.
     """
-    known = ~targets.isnan()
-    targets = targets[known]
     if isinstance(prediction, Tensor):
-        means = prediction[known]
-        none = torch.full_like(means, math.nan)
-        return _scores(targets, means, none, none, none, none)
+        none = torch.full_like(prediction, math.nan)
+        return _scores(targets, prediction, none, none, none, none)
     means, (lower, upper) = prediction.mean, prediction.interval(PREDICTED_SHARE)
     check_finite("mean", means)
-    every = means.masked_scatter(known, targets.to(means))  # a density for each row
-    densities = prediction.log_density(every)[known]
-    means, lower, upper = means[known], lower[known], upper[known]
+    densities = prediction.log_density(targets.to(means))
     inside = (lower <= targets) & (targets <= upper)
     return _scores(targets, means, densities, inside.to(means), lower, upper)
 
@@ -175,7 +148,6 @@ def _scores(
         nll_se=_error_of_mean(densities),
         coverage=float(inside.mean()),
         coverage_se=_error_of_mean(inside),
-        median_error=float((targets - means).abs().median()),
         width=float((upper - lower).median()),
         errors=errors, log_densities=densities, means=means, lower=lower, upper=upper,
     )  # fmt: skip
@@ -209,10 +181,9 @@ def choose(
 
     Those whose fit ``failed`` are chosen only if there is nothing else.
     """
-    from scipy.stats import t
-
     there = [name for name in scores if not scores[name].is_missing and name != "mean"]
     count = len(scores[there[0]].errors)
+    # Bonferroni: all other models share one half of the chance.
     chance = _CHANCE / 2 / max(len(there) - 1, 1)
     limit = float(t.ppf(1 - chance, max(count - 1, 1)))
     pick = next(name for name in (STACK, *ranked) if name in there)
@@ -253,8 +224,6 @@ def clearly_smaller(errors: Tensor, others: Tensor, chance: float) -> bool:
         others: f, ``(t,)``.
         chance: Probability of a yes where neither spreads less.
     """
-    from scipy.stats import t
-
     count = len(errors)
     if count < 3 or not bool(errors.square().sum() < others.square().sum()):
         return False
@@ -265,6 +234,7 @@ def clearly_smaller(errors: Tensor, others: Tensor, chance: float) -> bool:
     if size == 0:
         return False
     slope = float(total @ apart) / size
+    # HC3: each residual by what it would be without its row.
     leverage = total.square() / size + 1 / count
     residual = (apart - slope * total) / (1 - leverage).clamp_min(_ROUNDING)
     error = float((total * residual).norm()) / size
@@ -316,6 +286,7 @@ def column_effects(
             changed = x.clone()
             changed[:, inputs] = x[order, inputs]
             points.append(changed)
+    # One call for all: a stack has a factorization for each call.
     prediction = predict(torch.cat([x, *points]))
     means = prediction if isinstance(prediction, Tensor) else prediction.mean
     squares = (means.reshape(-1, count) - y).square()
@@ -330,16 +301,9 @@ def column_effects(
     return tuple(sorted(effects, key=lambda effect: -effect.rise))
 
 
-def noise_of(model: GPRegression) -> float:
-    """Standard deviation of the noise of a model, in the units of the target."""
-    summary = model.summary()["original"]
-    return math.sqrt(float(summary.filter(regex=r"Likelihood\.noise").iloc[0]))
-
-
 YARDSTICKS = {
     "stack": "a calibrated mixture of several Gaussian processes",
     "trees": "a tree ensemble (HistGradientBoostingRegressor of scikit-learn)",
-    "linear": "linear regression (RidgeCV of scikit-learn), which gives no intervals",
     "mean": "always the mean of the training rows; its typical error is the spread of the target",
 }
 """What beside the models predicts the test rows."""
@@ -348,46 +312,24 @@ _MOST_STACKED = 5000  # of the stack, whose fit then takes a few minutes of one 
 
 
 def yardsticks(
-    train: tuple[Tensor, Tensor],
-    seed: int,
-    with_line: bool = False,
-    categories: Sequence[Sequence[int]] = (),
+    train: tuple[Tensor, Tensor], seed: int, categories: Sequence[Sequence[int]] = ()
 ) -> tuple[dict[str, Predictor], list[str]]:
-    """Fits the stack, a tree ensemble, a line (if asked) and the mean.
-
-    Args:
-        train: Inputs and targets.
-        seed: Seed of the fits.
-        with_line: Whether to fit a line.
-        categories: For each category the columns that are its levels.
-
-    Returns:
-        What predicts, by name, and sentences on what could not be fitted.
-    """
-    from sklearn.ensemble import HistGradientBoostingRegressor
-    from sklearn.linear_model import RidgeCV
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
+    """Fits the stack, a tree ensemble and the mean; sentences say what could not be fitted."""
     x, y = train
 
     def stack() -> Predictor:
         return StackedGP(seed=seed).fit(x, y, categories=categories, progress=False).predict
 
-    def means_of(model: Any) -> Predictor:
+    def trees() -> Predictor:
+        model = HistGradientBoostingRegressor(random_state=seed % 2**32)
         model.fit(x.numpy(), y.numpy())
         return lambda new: torch.from_numpy(
             model.predict(filled(new, categories, seed, x).numpy())
         ).to(new)
 
     fits: dict[str, Callable[[], Predictor]] = {
-        "stack": stack,
-        "trees": lambda: means_of(HistGradientBoostingRegressor(random_state=seed % 2**32)),
-        "linear": lambda: means_of(
-            make_pipeline(StandardScaler(), RidgeCV(alphas=torch.logspace(-4, 4, 17).tolist()))
-        ),
-        "mean": lambda: lambda new: y.mean().expand(len(new)),
-    }
+        "stack": stack, "trees": trees, "mean": lambda: lambda new: y.mean().expand(len(new)),
+    }  # fmt: skip
     predictors, failures = {}, []
     if len(y) > _MOST_STACKED:
         del fits["stack"]
@@ -395,8 +337,6 @@ def yardsticks(
             f"stack is left out because it takes minutes with more than {_MOST_STACKED} training "
             "rows: 'gpclml fit' fits it."
         )
-    if not with_line:
-        del fits["linear"]
     for name, fit in fits.items():
         try:
             predictors[name] = fit()

@@ -1,4 +1,4 @@
-"""Reads tables from CSV and Parquet files, their targets and times, and splits their rows."""
+"""Reads tables from CSV and Parquet files, and draws rows."""
 
 from __future__ import annotations
 
@@ -13,33 +13,16 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas
 import torch
+from pandas.api.types import is_numeric_dtype
 from torch import Generator, Tensor
 
 from gpclml._utils.arguments import seeded
-from gpclml.errors import ArgumentError, DataError, UnknownNameError
-from gpclml.tables.encoding import Kind, column_of, kind_of, numbers_of
-
-if TYPE_CHECKING:
-    import pandas
-
-__all__ = [
-    "LEAST_TESTED",
-    "LEAST_TRAINED",
-    "TrainTestSplit",
-    "kind_in_file",
-    "num_test_rows",
-    "read_table",
-    "read_targets",
-    "read_times",
-    "split",
-    "split_rows",
-    "subset",
-    "subset_rows",
-]
+from gpclml.errors import DataError
+from gpclml.tables.encoding import column_of
 
 _PARQUET = (".parquet", ".pq")
 
@@ -108,15 +91,12 @@ def _nearest(path: Path) -> str:
 
 def _read_parquet(path: Path) -> pandas.DataFrame:
     try:
-        from pyarrow.parquet import ParquetFile
+        table = pandas.read_parquet(path)
     except ImportError as error:
         raise DataError(
             f"{path}: reading Parquet needs the package pyarrow. Install it by pip install "
             "'gpclml[parquet]', or save the table as CSV."
         ) from error
-    try:
-        with ParquetFile(path) as file:  # pandas.read_parquet fails if a name is there twice
-            table = file.read().to_pandas()
     except Exception as error:  # pyarrow raises many kinds for damaged files
         reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         raise DataError(f"{path} cannot be read as Parquet: {reason}. Write it again.") from error
@@ -131,8 +111,6 @@ _OF_NO_TEXT = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f]")
 
 
 def _read_text(path: Path, missing: list[str], decimal: str) -> pandas.DataFrame:
-    from pandas.api.types import is_numeric_dtype
-
     text = _text(path)
     if not text.strip():
         raise DataError(
@@ -145,11 +123,12 @@ def _read_text(path: Path, missing: list[str], decimal: str) -> pandas.DataFrame
     separator = max(_SEPARATORS, key="".join(first.split('"')[::2]).count)
     names = _column_names(path, text, separator)
     _check_names(path, names)
+    # As pandas infers them, and as texts where a column may hold numbers of another style.
     table = _parsed(path, text, separator, names, missing)
     if separator != ";" and all(map(is_numeric_dtype, table.dtypes)):
         return table
     texts = _parsed(path, text, separator, names, missing, kind=str)
-    return _with_amounts(path, table, texts, separator, decimal)
+    return _read_amounts(path, table, texts, separator, decimal)
 
 
 def _text(path: Path) -> str:
@@ -177,7 +156,7 @@ def _column_names(path: Path, text: str, separator: str) -> list[str]:
         names = [name.strip() for name in next(line for line in lines if line)]
     except csv.Error as error:
         raise DataError(f"{path} is not a table: {error}. Save the table as CSV.") from error
-    if any(names) and all(_is_number(name) for name in names if name):
+    if any(names) and all(map(_is_number, filter(None, names))):
         raise DataError(
             f"{path}: the first line has numbers, not column names ({', '.join(names[:4])}). Put a "
             "line of names before it."
@@ -201,8 +180,6 @@ def _parsed(
     missing: list[str],
     kind: type | None = None,
 ) -> pandas.DataFrame:
-    import pandas
-
     with warnings.catch_warnings():
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         try:
@@ -235,15 +212,13 @@ _AMOUNTS = {
 _MARKED = re.compile(r"[.,]\d")
 
 
-def _with_amounts(
+def _read_amounts(
     path: Path, table: pandas.DataFrame, texts: pandas.DataFrame, separator: str, decimal: str
 ) -> pandas.DataFrame:
     """The table with numbers in the columns that pandas takes for texts, or for other numbers.
 
     pandas knows one decimal mark and one of thousands, for all columns, and no signs of money.
     """
-    from pandas.api.types import is_numeric_dtype
-
     cells = {name: column_of(texts, name).dropna().tolist() for name in texts}
     marks = {name: _decimal_marks(column) for name, column in cells.items()}
     # A column without points and commas, such as 5 €, tells nothing.
@@ -260,6 +235,7 @@ def _with_amounts(
                 f"{path}: column {name!r} has {shown}, which may be thousands or decimals, and no "
                 "other column tells. Say what a decimal is: --decimal . or --decimal ,"
             )
+        # pandas has read numbers with a decimal point right, unless the point is of thousands.
         mark = (usual or ".") if len(marks[name]) == 2 else marks[name][0]
         plain = re.compile(rf"\s*[+-]?\d*(?:[{mark}]\d+)?(?:[eE][+-]?\d+)?\s*")
         is_plain = all(map(plain.fullmatch, column))
@@ -301,71 +277,6 @@ def _amount(text: str, decimal: str) -> float:
     return float(sign + re.sub(r"\D", "", whole) + decimals.replace(",", "."))
 
 
-def kind_in_file(column: pandas.Series) -> Kind:
-    """The kind of the values in a column of a file; an error names options of the command."""
-    return kind_of(
-        column,
-        "Leave those cells empty or list them under --missing; an input may also be named under "
-        "--drop or --categories.",
-    )
-
-
-LEAST_TRAINED, LEAST_TESTED = 20, 5
-"""Numbers of rows to train and to test on, below which a command refuses a table."""
-
-_SHARE, _MOST_TESTED = 0.2, 1000
-_PLURALS = {
-    "boolean": "true and false", "date": "dates", "category": "texts", "other": "lists or objects",
-}  # fmt: skip
-
-
-def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
-    """The targets of all rows, NaN where missing, in float64; checks that they can be modelled."""
-    if target not in table.columns:
-        raise UnknownNameError("target", target, map(str, table.columns))
-    column = column_of(table, target)
-    kind = kind_in_file(column)
-    argument = f"target {target!r}"
-    if kind == "empty":
-        raise ArgumentError(argument, "no value at all", "numbers", "Name another column.")
-    if kind != "number":
-        names = list(map(str, table.select_dtypes("number", exclude="timedelta").columns))
-        there = f"Columns of numbers: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
-        there = there if names else "The table has no column of numbers."
-        suggestion = f"{there} Name another, or write its values as numbers."
-        if kind == "boolean":
-            suggestion = "Write 0 and 1 to predict them as numbers; classes are not modelled here."
-        raise ArgumentError(argument, _PLURALS[kind], "numbers", suggestion)
-    numbers = torch.from_numpy(np.array(numbers_of(column, "number")))
-    observed = numbers[~numbers.isnan()]
-    if len(observed) < LEAST_TRAINED + LEAST_TESTED:
-        got = f"{len(observed)} rows with a value, of {len(table)}"
-        expected = f"at least {LEAST_TRAINED + LEAST_TESTED}, 20 to train on and 5 to test on"
-        raise ArgumentError(argument, got, expected, "Collect more rows.")
-    if bool((observed == observed[0]).all()):
-        got = f"the same value {float(observed[0]):g} in all {len(observed)} rows"
-        raise ArgumentError(argument, got, "a column that varies", "Name another column.")
-    return numbers
-
-
-def read_times(table: pandas.DataFrame, column: str | None) -> Tensor | None:
-    """When each row was: dates as days since 1970, numbers as they are, NaN where missing.
-
-    Without a column None; a column of other values, or one that is not there, is refused.
-    """
-    if column is None:
-        return None
-    if column not in table.columns:
-        raise UnknownNameError("--time-column", column, map(str, table.columns))
-    values = column_of(table, column)
-    kind = kind_in_file(values)
-    if kind not in ("date", "number"):
-        got = f"{column!r}, a column of {_PLURALS.get(kind, 'no values')}"
-        suggestion = "Write dates as 2024-05-31, or name a column of years or of numbered days."
-        raise ArgumentError("--time-column", got, "a column of dates or numbers", suggestion)
-    return torch.from_numpy(np.array(numbers_of(values, kind)))
-
-
 @dataclass(frozen=True, eq=False)
 class TrainTestSplit:
     """Row numbers of a table, from 0, split into training and test rows.
@@ -388,70 +299,3 @@ def split(n: int, seed: int | Generator, test_fraction: float = 0.1) -> TrainTes
 def subset(train: Tensor, n: int, seed: int | Generator) -> Tensor:
     """Random training rows, ``(n,)``; with one seed those of a larger ``n`` begin with them."""
     return train[torch.randperm(len(train), generator=seeded(seed))[:n]]
-
-
-def num_test_rows(count: int) -> int:
-    """Number of test rows among those with a target: a fifth of them, and 1000 at most."""
-    return min(round(_SHARE * count), _MOST_TESTED)
-
-
-def split_rows(
-    targets: Tensor, seed: int = 0, most_rows: int = 4000, times: Tensor | None = None
-) -> TrainTestSplit:
-    """Splits the rows that have a target into training and test rows, at random or by time.
-
-    A fifth of the rows, and 1000 at most, are test rows; the others are training rows. If that
-    makes more than ``most_rows`` training rows, there are ``most_rows`` of them and all others are
-    test rows.
-
-    With times the test rows are the latest, with all that are as late as the first of them. The
-    training rows are earlier, the latest ``most_rows`` of those if there are more. Times that leave
-    fewer than 20 rows to train on or five to test on are refused.
-
-    Args:
-        targets: Targets of all rows, NaN where missing, ``(n,)``.
-        seed: Seed of a random split.
-        most_rows: Largest number of training rows.
-        times: Times of all rows, NaN where missing, ``(n,)``; None for a random split.
-
-    Returns:
-        Row numbers, each part in ascending order.
-    """
-    observed = _observed(targets, times)
-    count = len(observed)
-    if times is None:
-        tested = max(num_test_rows(count), count - most_rows)
-        parts = split(count, seed, tested / count)
-        train, test = (observed[rows.sort().values] for rows in (parts.train, parts.test))
-        return TrainTestSplit(train=train, test=test)
-    times = times[observed]
-    first = times.sort().values[-num_test_rows(count)]
-    for is_late in (times >= first, times > first):
-        early, late = observed[~is_late], observed[is_late]
-        if len(early) >= LEAST_TRAINED and len(late) >= LEAST_TESTED:
-            return TrainTestSplit(train=_latest(early, times[~is_late], most_rows), test=late)
-    got = f"{len(times.unique())} different times in {count} rows"
-    expected = f"{LEAST_TRAINED} rows before the latest {LEAST_TESTED}"
-    raise ArgumentError("--time-column", got, expected, "Name a finer one, or leave it out.")
-
-
-def subset_rows(
-    targets: Tensor, seed: int = 0, most_rows: int = 4000, times: Tensor | None = None
-) -> Tensor:
-    """All rows that have a target; of more than ``most_rows`` a random choice or the latest."""
-    observed = _observed(targets, times)
-    if len(observed) <= most_rows:
-        return observed
-    if times is not None:
-        return _latest(observed, times[observed], most_rows)
-    return subset(observed, most_rows, seed).sort().values
-
-
-def _observed(targets: Tensor, times: Tensor | None) -> Tensor:
-    """Numbers of the rows that have a target, and a time if there are times."""
-    lacking = targets.isnan() if times is None else targets.isnan() | times.isnan()
-    return (~lacking).nonzero()[:, 0]
-
-
-def _latest(rows: Tensor, times: Tensor, most_rows: int) -> Tensor:
-    return rows[times.argsort(stable=True)[-most_rows:].sort().values]

@@ -1,20 +1,15 @@
-"""Options of a command, and how models are fitted by them."""
+"""The models of a command, and how each is fitted."""
 
 from __future__ import annotations
 
-import platform
-import shlex
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
-from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from gpclml import __version__
 from gpclml._utils.arguments import check_counts, checked, seeded
 from gpclml.conditioning import Conditioning, KFold, LastPoints, LeaveOneOut
 from gpclml.errors import ArgumentError, UnknownNameError
@@ -23,20 +18,6 @@ from gpclml.kernels import FeatureKernel, PolynomialFeatures, initialize_spectra
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 from gpclml.tables.stacked import StackedGP
-
-__all__ = [
-    "DESCRIPTIONS",
-    "MODELS",
-    "OBJECTIVES",
-    "STACK",
-    "FittedModel",
-    "Recipe",
-    "RecipeFit",
-    "RunOptions",
-    "TableOptions",
-    "kernel_object",
-    "package_versions",
-]
 
 DESCRIPTIONS = {
     "linear": "a straight line (plane): the effects of the columns add up",
@@ -60,12 +41,6 @@ OBJECTIVES: dict[str, Conditioning] = {
 """The objectives that a fit can maximize: by name, what they condition on."""
 
 _STEPS = {"sm": 50, "deep": 300}  # the others have no limit
-
-
-NO_FEATURES = (
-    "Learned features do not help on held-out rows, so the model is the RBF GP, fitted by LML."
-)
-"""What is said of a deep kernel that has become the model ``"rbf"``."""
 
 
 class RecipeFit(NamedTuple):
@@ -143,13 +118,7 @@ class Recipe:
         progress: bool = True,
         categories: Sequence[Sequence[int]] = (),
     ) -> RecipeFit:
-        """Fits the model to data.
-
-        Args:
-            x: Inputs, ``(n, d)``.
-            y: Targets, ``(n,)``.
-            progress: Whether to show progress bars on standard error.
-            categories: For each category the columns that are its levels, for a stack.
+        """Fits the model to inputs ``(n, d)`` and targets ``(n,)``; ``categories`` for a stack.
 
         Raises:
             NonFiniteError, NotPSDError: The objective cannot be evaluated at the start of the fit.
@@ -168,8 +137,15 @@ class Recipe:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FitWarning)  # the result has the problem
             if self.model == "sm":
-                _start_on_grid(model, x, self.seed)
+                # As if the inputs were on a grid: random inputs have gaps far below their typical
+                # spacing, and frequencies up to the smallest gap cannot be resolved.
+                inputs = model.input_standardizer.transform(x)
+                targets = cast(Tensor, model.train_targets)
+                initialize_spectral_mixture(
+                    cast(Kernel, model.covar_module), inputs, targets, seeded(self.seed), "grid"
+                )
             elif self.model == "rq":
+                # RQ contains RBF; from other starts it may end far below.
                 rbf = model.with_kernel("rbf")
                 rbf_mll = ConditionalMarginalLogLikelihood(rbf.likelihood, rbf, conditioning)
                 fit_mll(rbf_mll, steps=steps, progress=progress)
@@ -178,7 +154,7 @@ class Recipe:
                 result = fit_networks(
                     mll, steps=cast(int, steps), seed=self.seed, progress=progress
                 )
-                return RecipeFit(model, _said_of_networks(result), result.message)
+                return RecipeFit(model, _networks_in_words(result), result.message)
             fitted = fit_mll(
                 mll, steps=steps, restarts=self.restarts, seed=self.seed, progress=progress
             )
@@ -192,23 +168,15 @@ def kernel_object(model: str) -> Kernel | None:
     return FeatureKernel(PolynomialFeatures(1)) if model == "linear" else None
 
 
-def _start_on_grid(model: GPRegression, x: Tensor, seed: int) -> None:
-    """Starts the spectral mixture as if the inputs were on a grid.
-
-    Random inputs have some gaps far below their typical spacing. A start at frequencies up to the
-    smallest gap would have frequencies that the points cannot resolve.
-    """
-    start = seeded(seed)
-    inputs = model.input_standardizer.transform(x)
-    targets = cast(Tensor, model.train_targets)
-    initialize_spectral_mixture(cast(Kernel, model.covar_module), inputs, targets, start, "grid")
-
-
-def _said_of_networks(result: NetworksFitResult) -> str:
+def _networks_in_words(result: NetworksFitResult) -> str:
+    """A sentence on whether learned features help."""
     if result.message:
         return f"Training on all rows failed, so the model is the RBF GP: {result.message}"
     if result.chosen == 0:
-        return NO_FEATURES
+        return (
+            "Learned features do not help on held-out rows, so the model is the RBF GP, fitted by "
+            "LML."
+        )
     gain, error = result.gains[result.chosen], result.standard_errors[result.chosen]
     steps = result.steps[result.chosen]
     trained = f"trained for {steps} steps" if steps else "fitted by line searches"
@@ -216,72 +184,3 @@ def _said_of_networks(result: NetworksFitResult) -> str:
         f"Learned features help on held-out rows, so they are a second kernel, {trained}: "
         f"{gain:.3f} ± {error:.3f} nats per row better than the RBF GP."
     )
-
-
-@dataclass(frozen=True)
-class FittedModel:
-    """How a model of a report was fitted: wall time, sentences on it, and why it failed."""
-
-    recipe: Recipe
-    seconds: float
-    note: str = ""
-    problem: str = ""
-
-
-_PACKAGES = "torch", "gpytorch", "linear-operator", "botorch", "numpy", "scipy", "pandas"
-
-
-def package_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that compute the results, by name."""
-    ours = {"python": platform.python_version(), "gpclml": __version__}
-    return ours | {name: metadata.version(name) for name in _PACKAGES}
-
-
-@dataclass(frozen=True)
-class TableOptions:
-    """Which table a command reads, and how; the options of the command have the same names."""
-
-    data: Path
-    target: str
-    rows: int
-    seed: int = 0
-    drop: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    time_column: str | None = None
-    decimal: str = ""
-
-    def __post_init__(self) -> None:
-        if self.decimal not in ("", ".", ","):
-            raise ArgumentError("--decimal", repr(self.decimal), "a point or a comma")
-        for text in self.missing:
-            if text.encode(errors="replace").decode() != text:
-                raise ArgumentError("--missing", ascii(text), "a text that is valid UTF-8")
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """The options of ``compare``, which fits each of its models by the recipe, and of ``fit``."""
-
-    table: TableOptions
-    recipe: Recipe
-    out: Path
-    models: tuple[str, ...] | None = None
-
-    def command(self, name: Literal["compare", "fit"]) -> str:
-        """The command line that gives these options."""
-        table, recipe = self.table, self.recipe
-        options: dict[str, object] = {
-            "target": table.target, "drop": table.drop, "categories": table.categories,
-            "missing": table.missing, "time-column": table.time_column, "decimal": table.decimal,
-            "rows": table.rows, "seed": table.seed,
-            "model": recipe.model if name == "fit" else None,
-            "models": ",".join(self.models or ()) if name == "compare" else None,
-            "objective": recipe.objective, "steps": recipe.steps, "restarts": recipe.restarts,
-            "time-budget": recipe.time_budget, "out": self.out,
-        }  # fmt: skip
-        words = ["gpclml", name, str(table.data)]
-        for option, value in options.items():
-            for text in value if isinstance(value, tuple) else (value,):
-                words += [] if text in (None, "") else [f"--{option}", str(text)]
-        return shlex.join(words)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast, runtime_checkable
 
 import numpy as np
+import pandas
 import torch
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
@@ -30,10 +30,8 @@ from gpclml.tables.mixture import StackedPrediction
 from gpclml.tables.stacked import LEAST_ROWS, StackedGP
 
 if TYPE_CHECKING:
-    import pandas
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Regressor"]
 
 _KIND = "gpclml.Regressor"
 
@@ -167,7 +165,8 @@ class Regressor(RegressorMixin, BaseEstimator):
                 "max_rows to have more.", UserWarning, stacklevel=callers_level(),
             )  # fmt: skip
             table, targets = table.iloc[rows], targets[rows]
-        encoding = _fit_encoding(table, _is_frame(X))
+        # Decided on the drawn rows alone, so that the limit bounds all work.
+        encoding = _fit_encoding(table, isinstance(X, pandas.DataFrame))
         stack = StackedGP(self.candidates, seed=seed)
         x = filled(torch.from_numpy(encoding.encode(table)), encoding.categories, seed)
         stack.fit(
@@ -202,13 +201,13 @@ class Regressor(RegressorMixin, BaseEstimator):
             ArgumentError: Quantiles are not a sequence of numbers between 0 and 1.
             ValueError: As in ``fit``, or the columns are not those of the fit.
         """
-        if quantiles is not None and not all(0 < one < 1 for one in quantiles):
+        if quantiles is not None and not all(0 < p < 1 for p in quantiles):
             raise ArgumentError("quantiles", list(quantiles), "probabilities such as 0.05")
         prediction = self.predict_distribution(X)
-        parts = [prediction.mean.numpy()]
-        parts += [prediction.std.numpy()] if return_std else []
-        parts += [] if quantiles is None else [prediction.quantile(list(quantiles)).numpy()]
-        return parts[0] if len(parts) == 1 else tuple(parts)
+        moments = [prediction.mean, prediction.std] if return_std else [prediction.mean]
+        columns = [] if quantiles is None else [prediction.quantile(list(quantiles))]
+        results = tuple(values.numpy() for values in moments + columns)
+        return results[0] if len(results) == 1 else results
 
     def predict_distribution(self, X: ArrayLike | pandas.DataFrame) -> StackedPrediction:
         """The distribution of a new observation at each row.
@@ -315,21 +314,19 @@ class Regressor(RegressorMixin, BaseEstimator):
 
     def _rows(self, X: Any, fitting: bool) -> pandas.DataFrame:
         """The rows as a data frame, of the columns of the fit."""
-        import pandas
-
-        if _is_frame(X):
-            _check_names(X)
+        if isinstance(X, pandas.DataFrame):
+            names = list(map(str, X.columns))
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                got = f"several columns named {', '.join(map(repr, twice))}"
+                raise ArgumentError("X", got, "columns of different names")
             # The names and number of columns alone: the encoding looks at their values.
-            validate_data(self, X, reset=fitting, skip_check_array=True)
+            validate_data(self, cast(Any, X), reset=fitting, skip_check_array=True)
             if X.shape[0] == 0:
                 raise ArgumentError("X", "a data frame without rows", "at least one row")
-            table = X.rename(columns=str)
-        else:
-            X = validate_data(
-                self, X, reset=fitting, dtype=np.float64, ensure_all_finite="allow-nan"
-            )
-            table = pandas.DataFrame(X, columns=[f"x{i}" for i in range(X.shape[1])])
-        return table
+            return X.rename(columns=str)
+        X = validate_data(self, X, reset=fitting, dtype=np.float64, ensure_all_finite="allow-nan")
+        return pandas.DataFrame(X, columns=[f"x{i}" for i in range(X.shape[1])])
 
 
 def _targets(y: Any, table: pandas.DataFrame) -> NDArray[np.float64]:
@@ -364,18 +361,3 @@ def _fit_encoding(table: pandas.DataFrame, is_frame: bool) -> InputEncoding:
         got = f"no usable column of {table.shape[1]}"
         raise ArgumentError("X", got, "at least one column to predict from")
     return encoding
-
-
-def _is_frame(X: object) -> bool:
-    """Whether it is a data frame of pandas."""
-    pandas = sys.modules.get("pandas")  # without it nothing can be one
-    return pandas is not None and isinstance(X, pandas.DataFrame)
-
-
-def _check_names(table: pandas.DataFrame) -> None:
-    """Refuses a data frame in which two columns have one name."""
-    names = [str(name) for name in table.columns]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        got = f"several columns named {', '.join(map(repr, twice))}"
-        raise ArgumentError("X", got, "columns of different names")

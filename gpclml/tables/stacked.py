@@ -9,18 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+import pandas
 import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import callers_level, check_counts, checked, seeded
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
-from gpclml._utils.environment import load_botorch
 from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError, DataError, UnsupportedError
 from gpclml.evaluation import stacking_weights
 from gpclml.evaluation.copies import copied_rows
 from gpclml.fit import FitWarning
-from gpclml.inference import PosteriorNormal
 from gpclml.tables.candidates import (
     DEEP_ROWS,
     DEFAULT_CANDIDATES,
@@ -36,13 +35,8 @@ from gpclml.tables.missing import averaged, unknown_inputs
 from gpclml.tables.mixture import StackedPrediction
 
 if TYPE_CHECKING:
-    import pandas
-    from botorch.acquisition.objective import PosteriorTransform
-    from botorch.posteriors import Posterior
-
     from gpclml._utils.arrays import ArrayLike
 
-__all__ = ["StackedGP"]
 
 LEAST_ROWS = 5
 _KIND = "gpclml.StackedGP"
@@ -235,20 +229,19 @@ class StackedGP:
             A factorization of each component, n³/3 operations, and n² operations a point, 64 times
             as many where values are missing.
         """
-        x = self._points(x, "x")
+        x = self._points(x)
         train_x = self._check_fitted()
         if x.shape[1:] != train_x.shape[1:] or x.device != train_x.device:
             self._moments(x)  # says what is wrong with them
-        calibrations = [component.calibration for component in self.components]
-        tails = torch.tensor([calibration.tail_variance for calibration in calibrations])
+        # A column of weight, degrees of freedom and tail variance for each component.
+        weights, degrees, tails = torch.tensor([
+            (c.weight, c.calibration.degrees, c.calibration.tail_variance) for c in self.components
+        ], dtype=torch.float64).to(x).T  # fmt: skip
         locations, scales = averaged(
-            self._moments, x, train_x, self._categories, tails.to(x).reshape(-1, 1), self.seed
+            self._moments, x, train_x, self._categories, tails[:, None], self.seed
         )
-        degrees = torch.tensor([calibration.degrees for calibration in calibrations]).to(x)
         warps = [component.warp for component in self.components]
-        return StackedPrediction(
-            self._weights(x), locations, scales, degrees, warps, counts=self.counts
-        )
+        return StackedPrediction(weights, locations, scales, degrees, warps, counts=self.counts)
 
     def unknown_inputs(self, x: Tensor) -> Tensor:
         """Which inputs of points are averaged over: NaN, and levels that no training row has.
@@ -280,60 +273,6 @@ class StackedGP:
         y = self._y
         return y is not None and bool(((y >= 0) & (y == y.round())).all())
 
-    @property
-    def num_outputs(self) -> int:
-        """Number of outputs, one, as BoTorch asks for it."""
-        return 1
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """Shape of the batch of models, none, as BoTorch asks for it."""
-        return torch.Size()
-
-    @checked
-    def posterior(
-        self,
-        X: ArrayLike,
-        output_indices: list[int] | None = None,
-        observation_noise: bool = False,
-        posterior_transform: PosteriorTransform | None = None,
-    ) -> Posterior:
-        """A normal with mean and covariance of the mixture, as BoTorch's models give a posterior.
-
-        Means, variances and correlations are those of the mixture; its shape and tails are lost.
-        Gradients flow to X.
-
-        Args:
-            X: Points in original units. Shape ``(*batch, q, d)``.
-            output_indices: None or ``[0]``: there is one output.
-            observation_noise: Whether to add the noise; left out by default, as in BoTorch.
-            posterior_transform: Applied to the posterior, if given.
-
-        Returns:
-            A ``GPyTorchPosterior`` of mean ``(*batch, q, 1)``, or what the transform makes of it.
-
-        Raises:
-            ArgumentError: Another output is asked for, or as :meth:`predict`.
-            ShapeError, NonFiniteError: As :meth:`predict`.
-        """
-        load_botorch()
-        from botorch.posteriors import GPyTorchPosterior
-
-        if output_indices not in (None, [0]):
-            raise ArgumentError("output_indices", output_indices, "None or [0]")
-        X = self._points(X, "X")
-        moments = [component.moments(X, observation_noise) for component in self.components]
-        means = torch.stack([mean for mean, _ in moments])
-        weights = self._weights(X)
-        mean = (weights.reshape(-1, *[1] * (means.ndim - 1)) * means).sum(0)
-        covariance = torch.zeros_like(moments[0][1])
-        for weight, (center, spread) in zip(weights, moments, strict=True):
-            off = center - mean
-            between = off.unsqueeze(-1) * off.unsqueeze(-2)
-            covariance = covariance + weight * (spread + between)
-        posterior = GPyTorchPosterior(PosteriorNormal(mean, covariance))
-        return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
-
     def __repr__(self) -> str:
         terms = [f"{component.weight:.2f} {component.name}" for component in self.components]
         names = ", ".join(self.candidates or DEFAULT_CANDIDATES)
@@ -355,8 +294,6 @@ class StackedGP:
         Raises:
             ArgumentError: The stack is not fitted.
         """
-        import pandas
-
         self._check_fitted()
         rows: list[dict[str, Any]] = [
             {
@@ -442,9 +379,10 @@ class StackedGP:
             raise ArgumentError("stack", "one that is not fitted", "a fitted one", "Call fit.")
         return self._x
 
-    def _points(self, x: ArrayLike, argument: str) -> Tensor:
+    def _points(self, x: ArrayLike) -> Tensor:
+        """Points as a tensor, ``(m, d)``, those far outside moved to the edge of what is known."""
         train_x = self._check_fitted()
-        made = points_as_tensor(x, train_x, self._columns, argument)
+        made = points_as_tensor(x, train_x, self._columns, "x")
         made = made.unsqueeze(-1) if made.ndim == 1 else made
         fits = made.shape[-1:] == train_x.shape[-1:] and made.device == train_x.device
         if math.isinf(self.extrapolation) or not fits:
@@ -454,10 +392,6 @@ class StackedGP:
         # NaN and infinite values stay what they are, to be refused.
         moved = made.clamp(least - room, most + room)
         return torch.where(made.isfinite(), moved, made)
-
-    def _weights(self, like: Tensor) -> Tensor:
-        weights = [component.weight for component in self.components]
-        return torch.tensor(weights, dtype=torch.float64).to(like)
 
 
 def _checked(x: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor, list[str] | None]:

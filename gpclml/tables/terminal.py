@@ -10,21 +10,6 @@ from contextlib import contextmanager
 
 import typer
 
-__all__ = [
-    "BAD_INPUT",
-    "FAILED",
-    "INTERRUPTED",
-    "NOT_COMPUTED",
-    "FitError",
-    "error_text",
-    "errors_as_text",
-    "give",
-    "printable",
-    "shows_progress",
-    "tell",
-    "warned",
-]
-
 _OF_PACKAGES = DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning
 
 # Controls (also those above ASCII), marks that turn the direction of what follows, separators of
@@ -76,8 +61,8 @@ def warned() -> Iterator[list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield said
-    told = (one for one in caught if not issubclass(one.category, _OF_PACKAGES))
-    said += dict.fromkeys(str(one.message) for one in told)
+    ours = (warning for warning in caught if not issubclass(warning.category, _OF_PACKAGES))
+    said += dict.fromkeys(str(warning.message) for warning in ours)
 
 
 FAILED, BAD_INPUT, NOT_COMPUTED, INTERRUPTED = 1, 2, 3, 130
@@ -127,7 +112,6 @@ def errors_as_text() -> Iterator[None]:
 
 def error_text(error: BaseException) -> str:
     """The message of an error with its notes and those of its cause, in one line."""
-    parts = [str(error) or type(error).__name__]
-    for one in (error, error.__cause__):
-        parts += getattr(one, "__notes__", ())
-    return " ".join(dict.fromkeys(parts))
+    causes = error, error.__cause__
+    notes = [note for cause in causes for note in getattr(cause, "__notes__", ())]
+    return " ".join(dict.fromkeys([str(error) or type(error).__name__, *notes]))

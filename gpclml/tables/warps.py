@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import torch
+from scipy.special import boxcox1p, inv_boxcox1p
 from torch import Tensor
 
 from gpclml.inference import training_observations
 from gpclml.models import GPRegression
 
-__all__ = ["Warp", "choose_warp"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-_MOST_LOG = 500.0  # whose exponential is a number
+    Array = NDArray[np.float64]
+
 _POWERS = (0.0, 0.25, 0.5, 0.75, 1.25, 1.5, 1.75, 2.0)
 # Of the mean of targets that are not negative: with a small one the transform is nearly a power or
 # the logarithm of the target itself. Those of which some are zero have no logarithm.
@@ -48,57 +52,40 @@ class Warp:
     lowest: float = -math.inf
     highest: float = math.inf
 
-    def forward(self, y: Tensor) -> Tensor:
+    def forward(self, y: Array) -> Array:
         """The transformed targets, of any shape."""
-        end = self._curved(y)
-        return self._curve(end) + (y - end) * self.log_slope(end).exp()
+        end = y.clip(self.lowest, self.highest)
+        return self._curve(end) + (y - end) * np.exp(self.log_slope(end))
 
-    def inverse(self, z: Tensor) -> Tensor:
+    def inverse(self, z: Array) -> Array:
         """The targets of transformed ones."""
-        lowest, highest = map(float, self._curve(z.new_tensor([self.lowest, self.highest])))
-        end = z.clamp(lowest, highest)
-        upper = _inverse_box_cox(end.clamp_min(0.0), self.power)
-        lower = _inverse_box_cox((-end).clamp_min(0.0), 2 - self.power)
-        y = self.offset + self.unit * torch.where(end >= 0, upper, -lower)
-        return y + (z - end) / self.log_slope(y).exp()
+        # The curve up to its ends, and straight lines of its slope there beyond them.
+        end = z.clip(*self._curve(np.array([self.lowest, self.highest])))
+        with np.errstate(over="ignore"):  # without a highest target an exponential may be infinite
+            upper = inv_boxcox1p(end.clip(min=0.0), self.power)
+            lower = inv_boxcox1p((-end).clip(min=0.0), 2 - self.power)
+        y = self.offset + self.unit * np.where(end >= 0, upper, -lower)
+        return y + (z - end) / np.exp(self.log_slope(y))
 
-    def log_slope(self, y: Tensor) -> Tensor:
+    def log_slope(self, y: Array) -> Array:
         r""":math:`\log g'(y)`, which is added to the log density of a transformed target."""
-        v = (self._curved(y) - self.offset) / self.unit
+        v = (y.clip(self.lowest, self.highest) - self.offset) / self.unit
         # (lambda - 1) log(1 + v) above, (1 - lambda) log(1 - v) below
-        return (self.power - 1) * v.sign() * v.abs().log1p() - math.log(self.unit)
+        return (self.power - 1) * np.sign(v) * np.log1p(np.abs(v)) - math.log(self.unit)
 
-    def _curved(self, y: Tensor) -> Tensor:
-        return y.clamp(self.lowest, self.highest)
-
-    def _curve(self, y: Tensor) -> Tensor:
+    def _curve(self, y: Array) -> Array:
+        """The transform without its lines."""
         v = (y - self.offset) / self.unit
-        upper = _box_cox(v.clamp_min(0.0), self.power)
-        return torch.where(v >= 0, upper, -_box_cox((-v).clamp_min(0.0), 2 - self.power))
+        upper = boxcox1p(v.clip(min=0.0), self.power)
+        return np.where(v >= 0, upper, -boxcox1p((-v).clip(min=0.0), 2 - self.power))
 
-    def moments(self, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(self, mean: Array, deviation: Array) -> tuple[Array, Array]:
         """Mean and variance of a target whose transform is normal, by Gauss-Hermite quadrature."""
-        nodes, shares = _hermite(mean)
-        values = self.inverse(mean.unsqueeze(-1) + deviation.unsqueeze(-1) * nodes)
+        nodes, shares = np.polynomial.hermite_e.hermegauss(64)
+        shares = shares / shares.sum()
+        values = self.inverse(mean[..., None] + deviation[..., None] * nodes)
         first = values @ shares
-        return first, (values - first.unsqueeze(-1)).square() @ shares
-
-
-def _hermite(like: Tensor) -> tuple[Tensor, Tensor]:
-    import numpy as np
-
-    nodes, shares = np.polynomial.hermite_e.hermegauss(64)
-    return torch.as_tensor(nodes).to(like), torch.as_tensor(shares / shares.sum()).to(like)
-
-
-def _box_cox(v: Tensor, power: float) -> Tensor:
-    log = v.log1p()
-    return log if power == 0 else (power * log).expm1() / power
-
-
-def _inverse_box_cox(z: Tensor, power: float) -> Tensor:
-    log = z if power == 0 else (power * z).log1p() / power
-    return log.clamp_max(_MOST_LOG).expm1()
+        return first, (values - first[..., None]) ** 2 @ shares
 
 
 @torch.no_grad()
@@ -128,11 +115,11 @@ def choose_warp(model: GPRegression, y: Tensor) -> Warp | None:
     # Shift and scale are those of each transform; the mean of the standardized targets stays.
     shift = cast(Tensor, model.train_targets).double() - data.residual.double()
 
-    def likelihood(values: Tensor, log_slopes: Tensor) -> float:
+    def likelihood(values: Tensor, log_slopes: float) -> float:
         spread = values.std()
         residual = ((values - values.mean()) / spread - shift).unsqueeze(-1)
         squares = torch.linalg.solve_triangular(factor, residual, upper=False).square().mean()
-        return float(log_slopes.sum() - len(y) * (spread.log() + 0.5 * squares.log()))
+        return log_slopes - float(len(y) * (spread.log() + 0.5 * squares.log()))
 
     y = y.double()
     median, spread = float(y.median()), float(y.std())
@@ -152,7 +139,11 @@ def choose_warp(model: GPRegression, y: Tensor) -> Warp | None:
         for unit in units
         for power, lower in zip(_POWERS, lowest, strict=True)
     ]
-    values = [likelihood(warp.forward(y), warp.log_slope(y)) for warp in warps]
-    best = max(range(len(warps)), key=lambda place: values[place])
-    gain = values[best] - likelihood(y, torch.zeros_like(y))
-    return warps[best] if gain > _LEAST_GAIN else None
+    numbers = y.cpu().numpy()
+    # Densities of the targets themselves: those of the transform times its slope.
+    values = [
+        likelihood(torch.from_numpy(warp.forward(numbers)).to(y), warp.log_slope(numbers).sum())
+        for warp in warps
+    ]
+    best = int(np.argmax(values))
+    return warps[best] if values[best] - likelihood(y, 0.0) > _LEAST_GAIN else None

@@ -396,7 +396,7 @@ def test_evidence_of_a_loader_is_the_sum_and_that_of_all_points():
 
 
 def test_langevin_dynamics_from_a_loader():
-    options = {"count": 2, "cycles": 1, "epochs_per_cycle": 2, "lr": 1e-2, "exploration": 0.0}
+    options = {"count": 2, "epochs": 2, "lr": 1e-2}
     exact = sample_sgld(objective(), *data(), progress=False, **options)
     again = sample_sgld(objective(), [data()], progress=False, **options)
     assert list(again) == list(exact)
@@ -442,7 +442,7 @@ class Nothing:
         return 0
 
 
-_OPTIONS = {sample_sgld: {"count": 1, "cycles": 1}}
+_OPTIONS = {sample_sgld: {"count": 1}}
 WRONG = {
     "uint8": (lambda: loader(points=data()[0].mul(9).to(torch.uint8)), ShapeError, "uint8"),
     "float32": (lambda: loader(points=data()[0].float()), ShapeError, "float32"),

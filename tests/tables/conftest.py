@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
-from PIL import Image
 from sklearn.datasets import load_diabetes
 from typer.testing import CliRunner
 
@@ -58,24 +55,6 @@ def no_fit(monkeypatch):
 
     monkeypatch.setattr(fitting, "fit_recipe", fit)
     monkeypatch.setattr(comparing, "fit_recipe", fit)
-
-
-@pytest.fixture(scope="session")
-def no_tables():
-    """What is given for a table and is none: its bytes, None for a folder, and what is said."""
-    png, jpeg = io.BytesIO(), io.BytesIO()
-    colours = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
-    Image.fromarray(colours).save(png, format="png")
-    Image.fromarray(colours).save(jpeg, format="jpeg")
-    return {
-        "an image": (png.getvalue(), "data.csv is not a text file. Save the table as CSV"),
-        "a photograph": (jpeg.getvalue(), "data.csv is not a text file. Save the table as CSV"),
-        "HTML": (b"<html>Not found</html>", "data.csv is not a table (it looks like HTML or JSON)"),
-        "empty": (b"", "data.csv is empty"),
-        "no rows": (b"price,x\n", "data.csv has column names and no rows"),
-        "names twice": (b"price,price\n1,2\n", "'price' is there 2 times (columns 1 and 2)"),
-        "a folder": (None, "data.csv is a folder. Give a CSV or Parquet file"),
-    }
 
 
 @pytest.fixture(scope="session")

@@ -41,8 +41,7 @@ def fitted(request):
 @pytest.mark.parametrize(
     "values",
     [
-        {"x0": np.nan}, {"x0": np.nan, "x1": np.nan}, {"level": None}, {"level": "new"},
-        {"level": "new", "x1": np.nan}, {"day": pd.NaT},
+        {"x0": np.nan}, {"level": None}, {"level": "new", "x1": np.nan},
         {"x0": np.nan, "x1": np.nan, "x2": np.nan, "level": None, "day": pd.NaT},
     ],
 )  # fmt: skip
@@ -53,19 +52,13 @@ def test_intervals_hold_rows_that_lack_a_value(fitted, values):
         UserWarning, match=r"600 of 600 rows have values missing, or levels, where .*'"
     ):
         assert 0.82 < held(made, lacking, y) < 0.97
-    assert 0.85 < held(made, new, y) < 0.97
-
-
-def test_rows_without_missing_values_stay(fitted):
-    made, (new, _) = fitted
-    rows = new.head(5).copy()
-    expected = made.predict(rows, return_std=True)
-    rows.loc[2, "x0"] = np.nan
+    rows, one = new.head(5).copy(), new.head(5).copy()
+    one.loc[2] = lacking.loc[2]
     with pytest.warns(UserWarning, match="1 of 5 rows"):
-        mean, std = made.predict(rows, return_std=True)
-    kept = [0, 1, 3, 4]
-    np.testing.assert_allclose(mean[kept], expected[0][kept], rtol=1e-12)
-    assert std[2] > expected[1][2]
+        mean, std = made.predict(one, return_std=True)
+    expected, deviation = made.predict(rows, return_std=True)
+    np.testing.assert_allclose(np.delete(mean, 2), np.delete(expected, 2), rtol=1e-12)
+    assert std[2] > deviation[2]
 
 
 @pytest.mark.parametrize("lacking", [2, 20])
@@ -80,19 +73,6 @@ def test_few_or_several_training_rows_lack_the_value_too(lacking):
         warnings.simplefilter("always")
         assert 0.8 < held(made, new.assign(x0=np.nan), truth) < 0.99
     assert len(caught) == (lacking == 2)
-
-
-def test_completions_have_the_moments_of_a_normal():
-    draws = torch.Generator().manual_seed(0)
-    x = torch.randn(4000, 3, generator=draws, dtype=torch.float64)
-    x[:, 1] = 2 + 0.8 * x[:, 0] + 0.6 * x[:, 1]
-    point = torch.tensor([[1.5, math.nan, 0.3]], dtype=torch.float64)
-    values, shares = completions(point, point.isnan(), x, [])
-    assert values[..., [0, 2]].unique(dim=1).squeeze().tolist() == [1.5, 0.3]
-    mean = float((shares * values[..., 1]).sum())
-    deviation = float((shares * (values[..., 1] - mean) ** 2).sum()) ** 0.5
-    assert mean == pytest.approx(2 + 0.8 * 1.5, abs=0.25)
-    assert deviation == pytest.approx(0.6, abs=0.15)
 
 
 def test_completions_of_a_category_follow_the_other_inputs():
@@ -130,16 +110,13 @@ NUMBERS = np.random.default_rng(0).uniform(0, 40, 100)
         (NUMBERS, (), False),
         (np.exp(2 * np.random.default_rng(1).normal(size=200)), (), False),
         (np.r_[NUMBERS[:80], np.full(20, -999.0)], (-999.0,), True),
-        (np.r_[10 * NUMBERS[:97], np.full(3, 9999.0)], (9999.0,), True),
         (np.r_[NUMBERS[:70], np.full(20, -999.0), np.full(10, -998.0)], (-999.0, -998.0), True),
         (np.r_[NUMBERS[:80], np.full(20, 1e6)], (1e6,), True),
-        (np.r_[NUMBERS[:98], 1e8, 1e8], (), True),
         (np.r_[NUMBERS[:97], 1e8, -1e4, 2e5], (), True),
         (np.r_[NUMBERS[:79], np.full(20, -999.0), 1e8], (-999.0,), True),
         (np.r_[NUMBERS[:60], 1e4 + NUMBERS[:40]], (), False),  # of two sorts
         (np.r_[np.zeros(80), NUMBERS[:20]], (), False),
         (np.tile([0.0, 1.0, 100.0], 30), (100.0,), True),  # which costs nothing: it is marked
-        (np.r_[np.full(50, 20.0), np.nan], (), False),
         (np.array([]), (), False),
     ],
 )  # fmt: skip
@@ -155,17 +132,13 @@ def test_wild_cells_and_codes_do_not_take_a_column_away(tmp_path):
     x, xnew = rows[["x0", "x1"]].assign(x0=2 * rows["x0"]), new[["x0", "x1"]]
     xnew = xnew.assign(x0=2 * xnew["x0"])
     clean = np.sqrt(np.mean((Regressor(FAST).fit(x, y).predict(xnew) - truth) ** 2))
-    for values, said in (
-        ({5: 1e8, 50: 1e8}, "'x0': 2 values are moved"),
-        ({5: 3e7, 50: -1e8}, "'x0': 2 values are moved"),
-    ):
-        wild = x.copy()
-        wild.loc[list(values), "x0"] = list(values.values())
-        with pytest.warns(UserWarning, match=said):
-            made = Regressor(FAST).fit(wild, y)
-        assert np.sqrt(np.mean((made.predict(xnew) - truth) ** 2)) < 1.2 * clean
-        with pytest.warns(UserWarning, match="Values far from all others .* in inputs 0"):
-            StackedGP(["linear"]).fit(wild.to_numpy(), y)
+    wild = x.copy()
+    wild.loc[[5, 50], "x0"] = 3e7, -1e8
+    with pytest.warns(UserWarning, match="'x0': 2 values are moved"):
+        made = Regressor(FAST).fit(wild, y)
+    assert np.sqrt(np.mean((made.predict(xnew) - truth) ** 2)) < 1.2 * clean
+    with pytest.warns(UserWarning, match="Values far from all others .* in inputs 0"):
+        StackedGP(["linear"]).fit(wild.to_numpy(), y)
     coded = x.copy()
     coded.loc[::5, "x0"] = -999.0
     with pytest.warns(UserWarning, match="20 values are -999, taken for missing"):

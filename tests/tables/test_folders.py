@@ -1,4 +1,4 @@
-"""The command replaces and removes nothing but files that it wrote, as it wrote them."""
+"""The command writes its folder as a whole, goes on where it was stopped, and harms no other."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import itertools
 import json
 import os
 import shutil
-import stat
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpclml.gram.kernels import SpectralMixtureGram
 from gpclml.tables import fitting, folders
-from gpclml.tables.folders import MODEL
+from gpclml.tables.data import TableOptions, read_table_data
+from gpclml.tables.fitting import load_model_made_from, made_from
+from gpclml.tables.recipes import Recipe
 
 MODELS = "--models", "linear,rbf"
 
@@ -58,15 +62,25 @@ def old(report, tmp_path):
     return shutil.copytree(report[0], tmp_path / "old")
 
 
-@pytest.mark.parametrize(("command", "record"), [("fit", MODEL.record), ("compare", "report.json")])
-@pytest.mark.parametrize("text", ['{"weights": [1, 2, 3]}', '{"format": "Keras"}', "no JSON", "[]"])
-def test_the_folder_of_another_program(check_refused, words, tmp_path, command, record, text):
+def test_folders_that_are_not_its_own(check_refused, words, csv, tmp_path):
     other = tmp_path / "network"
     (other / "layers").mkdir(parents=True)
-    (other / record).write_text(text)
     (other / "layers" / "1.bin").write_bytes(bytes(100))
-    said = f"{other} is there and was not written by this command (its {record} is of another"
-    check_refused(said, command, *words, "--out", other)
+    said = "is there and was not written by this command"
+    for command, record in (("compare", "report.json"), ("fit", "model.json")):
+        for out, message in (
+            (other, f"{other} {said} (it has no {record})"),
+            (csv, f"{csv} {said}"),
+            (tmp_path / "absent" / "report", f"there is no folder {tmp_path / 'absent'}"),
+            ("/proc/report", "cannot write in /proc"),
+            ("/", "cannot be a new folder"),
+        ):
+            check_refused(message, command, *words, "--out", out)
+        for text in ('{"weights": [1, 2, 3]}', "no JSON", "[]"):
+            (other / record).write_text(text)
+            check_refused(
+                f"{other} {said} (its {record} is of another", command, *words, "--out", other
+            )
 
 
 @pytest.mark.parametrize("out", [".", "..", "../network"])
@@ -78,13 +92,7 @@ def test_the_current_folder(check_refused, words, tmp_path, monkeypatch, out):
     check_refused(said, "fit", *words, "--out", out)
 
 
-def test_a_folder_with_the_table(check_refused, words, csv):
-    check_refused("was not written by this command", "fit", *words, "--out", csv.parent)
-
-
-@pytest.mark.parametrize(
-    "name", ["notes.txt", "models/rbf/notes.txt", "models/mine/model.pt", "report.part/x"]
-)
+@pytest.mark.parametrize("name", ["notes.txt", "models/mine/model.pt"])
 def test_a_report_with_files_of_others_is_refused(check_refused, words, old, name):
     (old / name).parent.mkdir(exist_ok=True, parents=True)
     (old / name).write_text("mine")
@@ -111,12 +119,6 @@ def test_a_file_that_was_edited_is_named_and_stays(check_refused, words, old, na
     check_refused(said, "compare", *words, "--models", "linear", "--out", old)
 
 
-def test_a_file_that_was_edited_may_be_removed(gpclml, words, model):
-    (model / "model.pt").unlink()
-    assert gpclml("fit", *words, "--model", "rbf", "--out", model).exit_code == 0
-    assert (model / "model.pt").is_file()
-
-
 def test_a_file_that_comes_while_the_model_is_fitted(gpclml, words, model, monkeypatch, tmp_path):
     fit = fitting.fit_recipe
 
@@ -130,16 +132,7 @@ def test_a_file_that_comes_while_the_model_is_fitted(gpclml, words, model, monke
     assert result.exit_code == 2
     assert f"{model / 'model.pt'} has been changed since gpclml wrote it" in result.stderr
     assert content(model) == before
-    assert {path.name for path in tmp_path.iterdir()} == {words[0].name, "m", "m.part"}
-
-
-def test_folders_of_earlier_releases_stay(check_refused, words, model):
-    record = json.loads((model / "model.json").read_text())
-    for name in ("files", "checksum", "written_by"):
-        del record[name]
-    (model / "model.json").write_text(json.dumps(record | {"version": 1}))
-    said = f"{model / 'model.json'} was written by another release"
-    check_refused(said, "fit", *words, "--out", model)
+    assert {path.name for path in tmp_path.iterdir()} == {words[0].name, "m", "m.gpclml-work"}
 
 
 def test_no_link_is_followed(check_refused, words, old, tmp_path):
@@ -148,9 +141,9 @@ def test_no_link_is_followed(check_refused, words, old, tmp_path):
     check_refused(f"{tmp_path / 'link'} is a link", *compare, tmp_path / "link")
     (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
     check_refused(f"{tmp_path / 'nowhere'} is a link", *compare, tmp_path / "nowhere")
-    (tmp_path / "new.part").symlink_to(old)
-    check_refused(f"{tmp_path / 'new.part'} is a link", *compare, tmp_path / "new")
-    for name in ("report.json", "index.html", "models", "models/linear", "models/linear/model.pt"):
+    (tmp_path / "new.gpclml-work").symlink_to(old)
+    check_refused(f"{tmp_path / 'new.gpclml-work'} is a link", *compare, tmp_path / "new")
+    for name in ("report.json", "models", "models/linear/model.pt"):
         elsewhere = tmp_path / "elsewhere"
         shutil.move(old / name, elsewhere)
         (old / name).symlink_to(elsewhere)
@@ -159,30 +152,11 @@ def test_no_link_is_followed(check_refused, words, old, tmp_path):
         shutil.move(elsewhere, old / name)
 
 
-def test_a_link_on_the_way_is_as_the_folder_that_it_names(gpclml, words, tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "home").symlink_to(tmp_path / "disk")
-    out = tmp_path / "home" / "m"
-    assert gpclml("fit", *words, "--model", "linear", "--out", out).exit_code == 0
-    assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["m"]
-
-
-@pytest.mark.parametrize("name", ["m.part", "m.old", "m.part.part"])
-def test_files_beside_the_folder_stay(gpclml, words, tmp_path, name):
-    (tmp_path / name).write_text("mine")
-    result = gpclml("fit", *words, "--model", "linear", "--out", tmp_path / "m")
-    assert (tmp_path / name).read_text() == "mine"
-    if result.exit_code:
-        assert f"{tmp_path / name} is there and was not written by this command" in result.stderr
-    assert (result.exit_code == 0) == (name in ("m.old", "m.part.part"))
-
-
 def test_notes_in_the_folder_that_an_interrupted_run_left(gpclml, words, tmp_path, old):
     """They go along with it, and models that are not asked for do not."""
-    part = tmp_path / "new.part"
+    part = tmp_path / "new.gpclml-work"
     shutil.copytree(old, part)
     (part / "report.json").unlink()
-    (part / ".gpclml-work").touch()
     (part / "notes.txt").write_text("mine")
     (part / "models" / "rbf" / f"model.pt.{'0' * 32}.part").write_text("half")
     out = "--out", tmp_path / "new"
@@ -208,7 +182,7 @@ def test_a_run_that_is_killed_leaves_one_result(
     before, replace, renamed = content(model), os.replace, itertools.count()
 
     def killed(source, target):
-        if Path(source) in (model, model.with_name("m.part")) and next(renamed) == number:
+        if Path(source) in (model, model.with_name("m.gpclml-work")) and next(renamed) == number:
             raise KilledError
         replace(source, target)
 
@@ -219,71 +193,94 @@ def test_a_run_that_is_killed_leaves_one_result(
             gpclml(*fit)
     assert model.exists() == (number == 0)
     assert not model.exists() or content(model) == before
-    assert {"model.pt", "model.json"} < content(tmp_path / "m.part").keys()
+    assert {"model.pt", "model.json"} == content(tmp_path / "m.gpclml-work").keys()
     assert gpclml(*fit).exit_code == 0
     assert json.loads((model / "model.json").read_text())["recipe"]["model"] == "rbf"
-    assert not (tmp_path / "m.part").exists()
+    assert not (tmp_path / "m.gpclml-work").exists()
 
 
-@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
-def test_files_have_the_modes_of_the_umask(gpclml, words, csv, tmp_path, mask, mode):
-    before = os.umask(mask)
-    try:
-        assert gpclml("fit", *words, "--model", "linear", "--out", tmp_path / "m").exit_code == 0
-        assert gpclml("predict", tmp_path / "m", csv, "--out", tmp_path / "mean.csv").exit_code == 0
-    finally:
-        os.umask(before)
-    paths = [*(tmp_path / "m").iterdir(), tmp_path / "mean.csv"]
-    assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {mode}
-    assert stat.S_IMODE((tmp_path / "m").stat().st_mode) == mode | (mode & 0o444) >> 2
-
-
-@pytest.mark.parametrize("named", [False, True])
 def test_predictions_replace_predictions_and_no_other_file(
-    gpclml, csv, model, tmp_path, monkeypatch, named
+    gpclml, csv, model, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     mine = tmp_path / "predictions.csv"
     mine.write_text("id,mean\n1,2\n")
-    (tmp_path / "predictions.csv.part").write_text("mine")
-    out = ["--out", mine] if named else []
-    result = gpclml("predict", model, csv, *out)
+    result = gpclml("predict", model, csv)
     assert result.exit_code == 2
     assert "predictions.csv is there and holds no predictions of gpclml" in result.stderr
     assert mine.read_text() == "id,mean\n1,2\n"
     mine.unlink()
-    assert gpclml("predict", model, csv, *out).exit_code == 0
+    assert gpclml("predict", model, csv).exit_code == 0
     written = mine.read_bytes()
-    assert gpclml("predict", model, csv, *out).exit_code == 0
+    assert gpclml("predict", model, csv).exit_code == 0
     assert mine.read_bytes() == written
-    assert (tmp_path / "predictions.csv.part").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["model.pt"])
-def test_files_of_two_models_are_no_model(gpclml, csv, words, model, tmp_path, name):
-    other = tmp_path / "other"
-    drop = "--drop", "bmi"
-    assert gpclml("fit", *words, "--model", "linear", *drop, "--out", other).exit_code == 0
-    shutil.copy(other / name, model / name)
-    result = gpclml("predict", model, csv, "--out", tmp_path / "mean.csv")
-    assert result.exit_code == 2, result.output
-    assert (
-        f"{model / name} is not the file that {model / 'model.json'} was written" in result.stderr
-    )
+@pytest.fixture
+def interrupt_when(interruptible, monkeypatch):
+    """Ctrl-C comes as soon as a file is there and a spectral mixture was evaluated ten times."""
+
+    def watch(path):
+        evaluated, evaluations = SpectralMixtureGram.__call__, itertools.count(1)
+
+        def evaluate(*args, **kwargs):
+            if path.exists() and next(evaluations) == 10:  # well into the fit
+                signal.raise_signal(signal.SIGINT)
+            return evaluated(*args, **kwargs)
+
+        monkeypatch.setattr(SpectralMixtureGram, "__call__", evaluate)
+
+    return watch
 
 
-@pytest.mark.parametrize("there", [False, True], ids=["alone", "beside"])
-def test_a_model_whose_name_ends_as_that_of_a_work_folder(
-    gpclml, check_refused, csv, words, model, tmp_path, there
+@pytest.fixture
+def command(csv, tmp_path):
+    """The command of the report that was not interrupted, its models aside."""
+    options = "--seed", 1, "--steps", 30, "--out", tmp_path / "report"
+    return "compare", csv, "--target", "progression", *options
+
+
+def models_of(folder):
+    return json.loads((folder / "report.json").read_text())["models"]
+
+
+def test_fitted_models_are_kept_and_taken_up(
+    gpclml, command, csv, tmp_path, interrupt_when, report
 ):
-    """A backup, say: it is never taken for what an interrupted run left."""
-    part = tmp_path / "m.part"
-    shutil.copytree(model, part)
-    shutil.rmtree(model) if not there else None
-    before = content(part)
-    said = f"{part} is there and was not written by this command (it has no .gpclml-work)"
-    check_refused(said, "fit", *words, "--out", model)
-    result = gpclml("predict", model, csv, "--out", tmp_path / "mean.csv")
-    assert result.exit_code == (0 if there else 2)
-    assert content(part) == before
-    assert gpclml("predict", part, csv, "--out", tmp_path / "mean.csv").exit_code == 0
+    part = tmp_path / "report.gpclml-work"
+    linear = part / "models" / "linear"
+    interrupt_when(linear / "model.json")
+    result = gpclml(*command, "--models", "linear,sm")
+    assert result.exit_code == 130
+    assert result.stdout == ""
+    assert f"Fitted models are kept in {part}: linear." in result.stderr
+    assert "--models linear" in result.stderr
+    assert not (tmp_path / "report").exists()
+    kept = (linear / "model.pt").stat().st_mtime_ns
+
+    check_taken_only_for_the_same(linear, csv)
+    result = gpclml(*command, "--models", "linear,rbf")
+    assert result.exit_code == 0
+    assert "linear (1 of 2): kept from before" in result.stderr
+    assert "rbf (2 of 2): fitting" in result.stderr
+    assert not part.exists()
+    out = tmp_path / "report"
+    assert (out / "models" / "linear" / "model.pt").stat().st_mtime_ns == kept
+    assert models_of(out) == models_of(report[0])
+
+
+def check_taken_only_for_the_same(folder, csv):
+    recipe = Recipe("linear", seed=1, steps=30)
+    options = TableOptions(csv, "progression", rows=4000, seed=1)
+    data = read_table_data(options, tests=True)
+    assert load_model_made_from(folder, made_from(recipe, data)) is not None
+    for other in (replace(recipe, objective="loo"), replace(recipe, steps=31)):
+        assert load_model_made_from(folder, made_from(other, data)) is None
+    for changed in (replace(options, seed=2), replace(options, drop=("bmi",))):
+        data = read_table_data(changed, tests=True)
+        assert load_model_made_from(folder, made_from(recipe, data)) is None
+    text = csv.read_text()
+    csv.write_text(text + "25.0,90,4.5,100,m,patient x,Boston\n")
+    data = read_table_data(options, tests=True)
+    assert load_model_made_from(folder, made_from(recipe, data)) is None
+    csv.write_text(text)
