@@ -110,14 +110,12 @@ def frozen(mll: MarginalLogLikelihood, names: Iterable[str]) -> Iterator[None]:
 def detached_data(mll: MarginalLogLikelihood) -> Iterator[None]:
     """Within the block training data that require a gradient do not: a fit takes none by them."""
     members = cast(Any, mll.mlls if isinstance(mll, SumMarginalLogLikelihood) else [mll])
-    kept = []
-    for model in (member.model for member in members):
-        if isinstance(model, ExactGP) and model.train_inputs and model.train_targets is not None:
-            inputs, targets = model.train_inputs, cast(Tensor, model.train_targets)
-            if any(tensor.requires_grad for tensor in (*inputs, targets)):
-                kept.append((model, inputs, targets))
-                model.train_inputs = tuple(x.detach() for x in inputs)
-                model.train_targets = targets.detach()
+    exact = [m.model for m in members if isinstance(m.model, ExactGP) and m.model.train_inputs]
+    kept: Any = [(model, model.train_inputs, model.train_targets) for model in exact]
+    for model, inputs, targets in kept:
+        if any(tensor.requires_grad for tensor in (*inputs, targets)):
+            model.train_inputs = tuple(x.detach() for x in inputs)
+            model.train_targets = targets.detach()
     try:
         yield
     finally:
@@ -147,6 +145,7 @@ def bounds_of(mll: MarginalLogLikelihood) -> Bounds:
     for name, parameter, constraint in cast(Any, mll).named_parameters_and_constraints():
         if name not in bounds:
             continue
+        # A softplus is flat near its bound, from where a search could not return.
         lower = constraint.lower_bound
         if lower.numel() == 1 and constraint.enforced and 0 < float(lower) < math.inf:
             nearest = float(constraint.inverse_transform(lower * (1 + _MARGIN)))
@@ -276,6 +275,7 @@ class Vector:
     def steepest(self) -> float:
         """The largest derivative at the best point by a coordinate that no bound holds."""
         lower, upper = self.box
+        # At a bound a slope that leads out of the box says nothing.
         held = (self.best <= lower) & (self._slope > 0) | (self.best >= upper) & (self._slope < 0)
         return float(numpy.abs(numpy.where(held, 0.0, self._slope)).max(initial=0.0))
 
@@ -435,6 +435,7 @@ def _line_search(
             fixed = FixedLoss(mll)
             members = range(len(cast(Tensor, targets))) if fixed.has_members else [None]
             losses = [partial(fixed, member) for member in members]
+            # What is recorded is the sum over members, of which one moves at a time.
             lowest = [loss() for loss in losses] if fixed.has_members else [0.0]
             for index, (member, loss) in enumerate(zip(members, losses, strict=True)):
                 others = sum(lowest) - lowest[index]
@@ -544,6 +545,7 @@ def limited_rounding(mll: MarginalLogLikelihood, limit: float) -> Iterator[None]
             ratio = rounding / cast(Tensor, data.noise).mean(-1) / limit
             return -data.residual.shape[-1] * ratio.log().clamp_min(0.0).square()
 
+    # As a term of the model it counts in every objective, with or without a closed form.
     model.register_added_loss_term("limited_rounding")
     model.update_added_loss_term("limited_rounding", Rounding())
     try:
@@ -569,6 +571,7 @@ def search(
     begin = time.perf_counter()
     if isinstance(mll, SumMarginalLogLikelihood):
         return _joined([search(m, steps, record, retries) for m in cast(Any, mll.mlls)], begin)
+    # What a retry starts from, whatever the first search left.
     initial, starts = copied_state(mll), 1
     best = _search_once(mll, steps, record)
     if best.problem in FAILED and retries:
