@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+
 import gpytorch
 import pytest
 import torch
@@ -101,6 +103,31 @@ def test_a_network_shared_by_outputs_is_fitted_jointly():
     mll.train()
     fixed_loss(mll).backward()
     assert all(float(p.grad.abs().max()) < 2e-3 for p in mll.parameters() if p.grad is not None)
+
+
+class Own(gpytorch.kernels.RBFKernel):
+    """A kernel of a caller, of which no closed form is known."""
+
+    def forward(self, x1, x2, **params):
+        return super().forward(x1, x2, **params)
+
+
+@pytest.mark.parametrize("kind", [Own, gpytorch.kernels.RBFKernel])
+def test_outputs_in_a_batch_end_no_lower_than_alone(kind):
+    x, y = data()
+    both = torch.stack([y, x[:, 0].cos() + 0.1 * y], -1)
+
+    def fitted(targets):
+        shape = torch.Size([targets.shape[-1]] if targets.shape[-1] > 1 else [])
+        kernel = gpytorch.kernels.ScaleKernel(kind(batch_shape=shape), batch_shape=shape)
+        model = SingleTaskGP(x, targets, covar_module=kernel)
+        result = fit_mll(ExactMarginalLogLikelihood(model.likelihood, model), progress=False)
+        assert result.problem in ("", "noise")
+        return result.objective
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)
+        assert fitted(both) > fitted(both[:, :1]) + fitted(both[:, 1:]) - 1e-4
 
 
 def test_model_lists_of_botorch():
