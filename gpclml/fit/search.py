@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy
 import torch
@@ -573,8 +573,8 @@ def search(
         return _joined([search(m, steps, record, retries) for m in cast(Any, mll.mlls)], begin)
     # What a retry starts from, whatever the first search left.
     initial, starts = copied_state(mll), 1
-    best = _search_once(mll, steps, record)
-    if best.problem in FAILED and retries:
+    end, history, problem = _search_once(mll, steps, record)
+    if problem in FAILED and retries:
         state = copied_state(mll)
         try:
             for start in _other_starts(mll, initial)[:retries]:
@@ -582,27 +582,23 @@ def search(
                 starts += 1
                 with suppress(NanError, NotPSDError):
                     other = _search_once(mll, steps, record)
-                    if other.end.loss < best.end.loss or math.isnan(best.end.loss):
-                        best, state = other, copied_state(mll)
-                        if best.problem not in FAILED:
+                    if other[0].loss < end.loss or math.isnan(end.loss):
+                        (end, history, problem), state = other, copied_state(mll)
+                        if problem not in FAILED:
                             break
         finally:
             mll.load_state_dict(state)
-    end, problem = best.end, best.problem
     return MLLFitResult(
-        objective=-end.loss, history=best.history, seconds=time.perf_counter() - begin,
-        message=explanation(problem, end, starts, len(best.history)), problem=problem,
+        objective=-end.loss, history=history, seconds=time.perf_counter() - begin,
+        message=explanation(problem, end, starts, len(history)), problem=problem,
         attempts=[-end.loss], starts=starts, road=end.road,
     )  # fmt: skip
 
 
-class _Search(NamedTuple):
-    end: LineSearchEnd
-    history: list[float]  # the objective at each step
-    problem: Problem
-
-
-def _search_once(mll: MarginalLogLikelihood, steps: int | None, record: Record) -> _Search:
+def _search_once(
+    mll: MarginalLogLikelihood, steps: int | None, record: Record
+) -> tuple[LineSearchEnd, list[float], Problem]:
+    """Where a line search ended, the objective at each step, and what is wrong with the end."""
     history: list[float] = []
 
     def record_both(loss: float) -> None:
@@ -614,7 +610,7 @@ def _search_once(mll: MarginalLogLikelihood, steps: int | None, record: Record) 
     if problem not in FAILED:
         ending = problem if end.reason == "converged" else end.reason
         problem = "runaway" if end.ran_away else ending
-    return _Search(end, history, problem)
+    return end, history, problem
 
 
 def _joined(members: list[MLLFitResult], begin: float) -> MLLFitResult:
