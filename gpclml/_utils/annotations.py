@@ -70,14 +70,17 @@ def _fits_class(value: object, hint: Any) -> bool:
 def _fits_generic(value: Any, origin: Any, arguments: tuple) -> bool:
     """Whether it fits ``origin[arguments]``, where that is no union and no container above."""
     first = arguments[0] if arguments else Any
+    # By type alone: of a name that is not known, the names nearest to it are told elsewhere.
     if origin is Literal:
         return isinstance(value, tuple({type(name) for name in arguments}))
     if origin in (Callable, type):
         return callable(value)
     if not inspect.isclass(origin):
         return True
+    # A text is a sequence of texts, which callers rarely mean where numbers are asked for.
     if isinstance(value, str) and origin in (Sequence, Iterable):
         return first in (str, Any)
+    # Arrays and ranges hold numbers, which need not be looked at one by one.
     if isinstance(value, Tensor | numpy.ndarray | range) and origin is Sequence:
         is_meta = isinstance(value, Tensor) and value.is_meta
         return not is_meta and first in (int, float, Any)

@@ -36,6 +36,7 @@ F = TypeVar("F", bound=Callable)
 
 _Sizes = dict[str, tuple[Any, str]]  # by name, with the argument that has it
 
+# Errors that say themselves what is wrong, and warnings that were made errors.
 _NO_REASON = (ArgumentError, DataError, NanError, NotPSDError, Warning)
 
 _KINDS = {
@@ -55,6 +56,7 @@ _SEEDS = (-(2**63), 2**64 - 1)
 
 _INTEGERS = (-(2**63), 2**63 - 1)
 
+# Their frames are passed over to find the line that called this package.
 _OWN_FILES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
@@ -114,8 +116,7 @@ def check_counts(least: int = 1, suggestion: str = "", /, **numbers: int | None)
     for name, number in numbers.items():
         if number is None:
             continue
-        whole = isinstance(number, int) or is_integer(number)
-        if not whole or isinstance(number, bool) or number < least:
+        if isinstance(number, bool) or not is_integer(number) or number < least:
             raise ArgumentError(name, number, f"an integer of at least {least}", suggestion)
 
 
@@ -131,6 +132,7 @@ def check_positive(suggestion: str = "", /, **numbers: float | Tensor | None) ->
     for name, number in numbers.items():
         if number is None:
             continue
+        # A NaN is found too: it makes the minimum one, which is not above zero.
         lowest = float(number.detach().min()) if isinstance(number, Tensor) else number
         if not 0 < lowest < math.inf:
             many = isinstance(number, Tensor) and number.numel() > 1
@@ -224,6 +226,7 @@ class _Check:
     @functools.cached_property
     def known(self) -> tuple[tuple[str, ...], str, dict[str, Any]]:
         """Names of arguments by position, that of all further ones, and annotations by name."""
+        # At the first call: annotations may name what is defined below the function.
         parameters = inspect.signature(self.function).parameters.values()
         kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
         names = tuple(p.name for p in parameters if p.kind in kinds)
@@ -280,6 +283,7 @@ class _Check:
             if not isinstance(value, Tensor):
                 continue
             if kind == "float":
+                # All tensors of real numbers have the type and device of the first.
                 if first:
                     check_placement(name, value, given[first], first)
                 first = first or name
@@ -296,6 +300,7 @@ def _taken_by_layer(error: Exception) -> str:
     Empty for all other errors, such as lack of memory and errors of the caller's own modules: these
     are not about the input.
     """
+    # The innermost module is the one that raised it, also within modules of the caller.
     layer: Any = None
     value: object = None
     traceback = error.__traceback__
@@ -353,6 +358,7 @@ def _check_type(name: str, value: object, hint: Any) -> None:
         raise UnsupportedError(name, got, describe(hint), suggestion)
     if isinstance(value, str) and (names := known_names(hint)) and value not in names:
         raise UnknownNameError(name, value, names)
+    # torch and numpy overflow on integers of more than 64 bits.
     if isinstance(value, int):
         least, most = _SEEDS if name.endswith("seed") else _INTEGERS
         if not least <= value <= most:
@@ -383,27 +389,26 @@ class _Pattern:
         more = len(shape) - len(self.sizes)
         if more < 0 or (more > 0 and self.star is None):
             return None
-        at = self.star or 0
-        sizes = dict(known)
+        at, sizes = self.star or 0, dict(known)
         for text, size in zip(self.sizes, shape[:at] + shape[at + more :], strict=True):
             label = text.rstrip("?")
             first = int(text) if text.isdigit() else sizes.setdefault(label, (size, name))[0]
             if size != first or (size == 0 and label == text):
                 return None
-        if self.any and self.any != "*batch":
-            middle = shape[at : at + more]
-            if 0 in middle or sizes.setdefault(self.any, (middle, name))[0] != middle:
-                return None
-        elif self.any:
-            batch = shape[at : at + more]
-            try:
-                batch = torch.broadcast_shapes(sizes.get("*batch", (torch.Size(), ""))[0], batch)
-            except RuntimeError:
-                return None
-            if 0 in batch:
-                return None
-            sizes["*batch"] = (batch, name)
-        return sizes
+        # The batch broadcasts; any other name with a star is one shape in all arguments.
+        if not self.any:
+            return sizes
+        middle = shape[at : at + more]
+        before = sizes.get(self.any)
+        if before is not None and self.any != "*batch" and before[0] != middle:
+            return None
+        try:
+            middle = torch.broadcast_shapes(before[0] if before else (), middle)
+        except RuntimeError:
+            return None
+        if before is None or self.any == "*batch":
+            sizes[self.any] = (middle, name)
+        return None if 0 in middle else sizes
 
 
 def _check_tensor(name: str, value: Tensor, patterns: list[_Pattern], sizes: _Sizes) -> None:
@@ -416,12 +421,11 @@ def _check_tensor(name: str, value: Tensor, patterns: list[_Pattern], sizes: _Si
         if bound is not None:
             sizes.update(bound)
             return
-    known = {label.rstrip("?") for pattern in patterns for label in (*pattern.sizes, pattern.any)}
+    labels = {label.rstrip("?") for pattern in patterns for label in (*pattern.sizes, pattern.any)}
     given = [
         f"{label} = {tuple(size) if isinstance(size, torch.Size) else size} as {other} has it"
-        for label, (size, other) in sizes.items()
-        if label in known and other != name
-    ]
-    expected = " or ".join(pattern.text for pattern in patterns)
+        for label, (size, other) in sizes.items() if label in labels and other != name
+    ]  # fmt: skip
     detail = f" with {', '.join(given)}" if given else ", nothing of size zero"
+    expected = " or ".join(pattern.text for pattern in patterns)
     raise ShapeError(name, tuple(value.shape), expected + detail)

@@ -48,17 +48,18 @@ def takes_arrays(*data: str) -> Callable[[F], F]:
             for name, value in given.items():
                 if name not in data and _is_array(value):
                     given[name] = _tensor_of_kind(name, value)
-            inputs = getattr(given.get(names[0]), "train_inputs", None)
-            if data and inputs:
-                columns = getattr(given[names[0]], "column_names", None)
+            model = given.get(names[0])
+            if data and (inputs := getattr(model, "train_inputs", None)):
                 tables = {name: given[name] for name in data if given.get(name) is not None}
                 _check_index(tables)
                 for name, value in tables.items():
-                    known = columns if name == data[0] else None
-                    made = points_as_tensor(value, inputs[0], known, name)
-                    given[name] = _column(value, made) if name != data[0] else made
-            named = {name: given[name] for name in kwargs}
+                    if name == data[0]:
+                        columns = getattr(model, "column_names", None)
+                        given[name] = points_as_tensor(value, inputs[0], columns, name)
+                    else:
+                        given[name] = _column(value, _tensor(name, value, inputs[0]))
             positional = [given[name] for name in names[: len(args)]]
+            named = {name: given[name] for name in kwargs}
             return function(*positional, *args[len(names) :], **named)
 
         return converts  # pyright: ignore[reportReturnType]
@@ -82,6 +83,7 @@ def checked_training_data(train_x: ArrayLike, train_y: ArrayLike) -> TrainingDat
     Tensors of single or double precision stay as they are. All else takes the type and device of
     the one that is such a tensor, else double precision on the CPU.
     """
+    # Training data that are no tensors take the type of those that are.
     like = next((values for values in (train_x, train_y) if _is_float_tensor(values)), None)
     _check_index({"train_x": train_x, "train_y": train_y})
     x, y = _tensor("train_x", train_x, like), _tensor("train_y", train_y, like)
@@ -96,21 +98,18 @@ def checked_training_data(train_x: ArrayLike, train_y: ArrayLike) -> TrainingDat
         raise ShapeError("train_y", tuple(y.shape), str(tuple(x.shape[:-1])), suggestion)
     check_placement("train_y", y, x, "train_x")
     check_finite("train_x", x, "Drop or impute the rows with missing inputs.")
-    if torch.isinf(y).any():
-        count = int(torch.isinf(y).sum())
+    if count := int(torch.isinf(y).sum()):
         suggestion = "Mark missing targets with NaN, not with infinity."
-        raise NonFiniteError(
-            "train_y", f"{count} infinite values", "finite values or NaN", suggestion
-        )
+        got, expected = f"{count} infinite values", "finite values or NaN"
+        raise NonFiniteError("train_y", got, expected, suggestion)
+    # Missing targets are marked by NaN, but a member needs one.
     if torch.isnan(y).all(-1).any():
         suggestion = "Give each batch element at least one observed target."
         raise ArgumentError("train_y", "NaN at every point", "an observed target", suggestion)
-    named = (("train_x", train_x), ("train_y", train_y))
-    given = [
-        f"{name} was given as {_describe(value)}" for name, value in named
-        if not _is_float_tensor(value)
-    ]  # fmt: skip
-    return TrainingData(x, y, _columns(train_x), ", ".join(given))
+    given = {"train_x": train_x, "train_y": train_y}
+    converted = {name: value for name, value in given.items() if not _is_float_tensor(value)}
+    told = [f"{name} was given as {_describe(value)}" for name, value in converted.items()]
+    return TrainingData(x, y, _columns(train_x), ", ".join(told))
 
 
 def points_as_tensor(
@@ -160,11 +159,11 @@ def _tensor(argument: str, value: Any, like: Tensor | None) -> Tensor:
         suggestion = f"Use torch.as_tensor({argument}, dtype=torch.float64)."
         expected = "a tensor, a numpy array or a pandas object"
         raise ArgumentError(argument, type(value).__name__, expected, suggestion)
+    # A copy in one piece: a column of a data frame may be read-only or a view.
     array = _real_array(argument, value)
     dtype = torch.float64 if like is None else like.dtype
     made = torch.from_numpy(numpy.array(array, dtype=str(dtype).removeprefix("torch."), order="C"))
-    if array.dtype.kind in "iu":
-        _warn_of_lost_digits(argument, array, dtype)
+    _warn_of_lost_digits(argument, array, dtype)
     return made if like is None else made.to(like.device)
 
 
@@ -213,22 +212,16 @@ def _array_of_pandas(argument: str, value: Any) -> numpy.ndarray:
         return arrays[0]
     if len({array.dtype for array in arrays}) > 1:
         for array in arrays:
-            if array.dtype.kind in "iu":
-                _warn_of_lost_digits(argument, array, torch.float64)
+            _warn_of_lost_digits(argument, array, torch.float64)
         arrays = [array.astype("float64") for array in arrays]
     return numpy.stack(arrays, -1) if arrays else numpy.empty(value.shape)
 
 
-def _warn_of_lost_digits(argument: str, integers: Any, dtype: torch.dtype) -> None:
-    exact = round(2 / torch.finfo(dtype).eps)  # all integers up to it are numbers of the type
-    boolean = integers.dtype in (torch.bool, numpy.dtype(bool))
-    info: Any = torch.iinfo if isinstance(integers, Tensor) else numpy.iinfo
-    if boolean or info(integers.dtype).max <= exact:
-        return
-    beyond = integers > exact
-    if info(integers.dtype).min < 0:
-        beyond |= integers < -exact
-    if bool(beyond.any()):
+def _warn_of_lost_digits(argument: str, values: Any, dtype: torch.dtype) -> None:
+    """Warns of integers that are no numbers of a type."""
+    exact = round(2 / torch.finfo(dtype).eps)  # up to which all integers are
+    array = values.cpu().numpy() if isinstance(values, Tensor) else values
+    if array.dtype.kind in "iu" and bool(((array > exact) | (array < -exact)).any()):
         warnings.warn(
             f"{argument}: integers beyond {exact} were rounded to {dtype}, which cannot hold all "
             "of their digits. Subtract an offset first.",
@@ -248,6 +241,7 @@ def _columns(value: Any) -> list[str] | None:
 
 def _check_index(data: Mapping[str, Any]) -> None:
     """Refuses pandas objects of as many rows as the first one whose index is another."""
+    # Rows are matched by position here, and by label in pandas.
     indexed = {name: value for name, value in data.items() if _is_pandas(value)}
     first = next(iter(indexed), "")
     for name, value in indexed.items():
@@ -260,7 +254,7 @@ def _check_index(data: Mapping[str, Any]) -> None:
 def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}"
-    kinds = {value.dtype} if value.ndim == 1 or not _is_pandas(value) else set(value.dtypes)
-    kind = "data frame" if _is_pandas(value) and value.ndim == 2 else type(value).__name__
-    kind = {"Series": "a series", "ndarray": "an array"}.get(kind, f"a {kind}")
-    return f"{kind} of {' and '.join(sorted(map(str, kinds)))}"
+    is_frame = _is_pandas(value) and value.ndim == 2
+    kind = "a data frame" if is_frame else "a series" if _is_pandas(value) else "an array"
+    dtypes = set(value.dtypes) if is_frame else {value.dtype}
+    return f"{kind} of {' and '.join(sorted(map(str, dtypes)))}"

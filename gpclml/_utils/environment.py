@@ -48,6 +48,7 @@ def available_memory(device: torch.device) -> int:
 
     A CPU's free memory changes from one moment to the next, so all of it counts.
     """
+    # PyTorch keeps memory that it has freed, which the driver counts as taken.
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
@@ -58,6 +59,7 @@ def available_memory(device: torch.device) -> int:
 def _memory_of_the_machine() -> int:
     """Memory of the machine or its container in bytes, which is asked once and does not change."""
     total = psutil.virtual_memory().total
+    # A container may have less than the machine.
     for name in _LIMITS:
         path = Path(name)
         if path.is_file() and (limit := path.read_text().strip()).isdigit():
@@ -124,6 +126,7 @@ def load_botorch() -> None:
     """
     if "botorch" in sys.modules:
         return
+    # Settings are attributes of classes, of which BoTorch's import sets some.
     modules = gpytorch.settings, linear_operator.settings
     kinds = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
     before = [dict(vars(kind)) for kind in kinds]

@@ -100,6 +100,7 @@ def digest(value: Any) -> str:
 def _plain(value: Any) -> Any:
     """Texts and tuples of them, of which no two kinds of values have the same."""
     if isinstance(value, Tensor):
+        # Bytes alone would not tell a type or shape from another.
         entries = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         return "tensor", str(value.dtype), tuple(value.shape), hashlib.sha256(entries).hexdigest()
     if isinstance(value, Mapping):

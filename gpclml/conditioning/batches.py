@@ -123,6 +123,7 @@ class TrainingBatches:
                 raise ArgumentError(name, got, "None", "The loader gives batches with targets.")
         if by_class:
             raise ArgumentError("partition", "'class' and a loader", "'random'")
+        # It would be empty in the second pass.
         if isinstance(x, Iterator):
             got = f"a {type(x).__name__}, which gives its batches once"
             raise ArgumentError("train_x", got, "a DataLoader, or a list of pairs")
@@ -142,6 +143,7 @@ class TrainingBatches:
             _check_values(x, y)
             count += len(x)
             yield x, y
+        # A loader may drop its last batch, against which the prior would weigh too much.
         self._check_count(count)
 
     def __len__(self) -> int:
@@ -163,8 +165,10 @@ class TrainingBatches:
         """One of those batches, drawn by its size so that points are as likely; a loader's next."""
         if self.batch_size:
             batches = self._partition(self._by_class)
+            # By size: points of small batches would be drawn too often.
             sizes = torch.tensor([float(len(rows)) for rows in batches])
             return self._rows(batches[int(torch.multinomial(sizes, 1, generator=self._generator))])
+        # A loader's batches are taken as they come, over the end of a pass.
         batch = next(self._pass, None)
         if batch is None:
             self._pass = iter(self)
@@ -236,6 +240,7 @@ def partition_by_class(
         members = (labels.cpu() == label).nonzero().squeeze(-1)
         shuffled = members[torch.randperm(len(members), generator=generator)]
         batches += shuffled.split(batch_size or len(shuffled))
+    # Otherwise each pass would end with the last class.
     return [batches[i] for i in torch.randperm(len(batches), generator=generator)]
 
 
@@ -253,6 +258,7 @@ def as_orders(orderings: int | Tensor, n: int, generator: torch.Generator) -> Te
         ShapeError: If given orders do not have two dimensions.
     """
     if isinstance(orderings, Tensor):
+        # Sorted, a permutation is 0 to n - 1.
         in_order = orderings.sort(-1).values.cpu()
         if in_order.shape[-1] != n or not bool((in_order == torch.arange(n)).all()):
             got = "rows that are no permutations"

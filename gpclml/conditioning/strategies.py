@@ -125,6 +125,7 @@ class Conditioning(ABC):
             ArgumentError: If there are none.
         """
         check_counts(num_data=num_data)
+        # On the CPU, so that a seed gives the same draw on every device.
         rows = torch.arange(int(num_data))
         if observed is not None:
             rows = rows[observed.cpu()]
@@ -135,6 +136,7 @@ class Conditioning(ABC):
     @checked
     def generator(self, generator: torch.Generator | None) -> torch.Generator | None:
         """The caller's generator, or a new one of the strategy's own seed."""
+        # A seed begins anew at each call, so that all calls give the same blocks.
         return generator if self.seed is None else seeded(self.seed)
 
     def __repr__(self) -> str:
@@ -187,11 +189,13 @@ class RandomHoldout(Conditioning):
         """See :class:`Conditioning`."""
         rows, generator = self.observed_rows(num_data, observed), self.generator(generator)
         n, m = len(rows), self.condition_on
+        # A share below one leaves a point to condition on, where there are two.
         most = n if self.fraction == 1 else max(1, n - 1)
         b = min(max(1, round(self.fraction * n)), most)
         block = rows[torch.randperm(n, generator=generator)[:b]].unsqueeze(0)
         if m is None:
             return Split([block])
+        # Drawn after the block: a seed holds out the same points with and without a subset.
         others = rows[~torch.isin(rows, block)]
         if m > len(others):
             expected = f"at most {len(others)}: {b} of {n} observed points are held out"
@@ -222,6 +226,7 @@ class KFold(Conditioning):
     def split(self, num_data, generator=None, observed=None, points=None):
         """See :class:`Conditioning`."""
         rows = self.observed_rows(num_data, observed)
+        # Sizes of a tensor_split differ by at most one.
         order = rows[torch.randperm(len(rows), generator=self.generator(generator))]
         return Split(stack_by_size(order.tensor_split(min(self.n_splits, len(rows)))))
 
@@ -327,6 +332,7 @@ class HeldOut(Conditioning):
         highest = max(int(block.max()) for block in self.blocks)
         if highest >= num_data:
             raise ArgumentError("blocks", f"index {highest}", f"rows from 0 to {num_data - 1}")
+        # Rows without a target drop out, and blocks that are empty then.
         kept = [block[torch.isin(block, rows)] for block in self.blocks]
         if not any(map(len, kept)):
             got = "rows whose targets are all missing"
@@ -351,6 +357,7 @@ def _row_indices(block: Indices) -> Tensor:
 
 def stack_by_size(blocks: Sequence[Tensor]) -> list[Tensor]:
     """Blocks of indices, ``(b_i,)``, as one tensor for each size, ``(k_i, b_i)``, as sizes come."""
+    # Blocks of one size are scored by one batched factorization.
     sizes = dict.fromkeys(map(len, blocks))
     return [torch.stack([block for block in blocks if len(block) == size]) for size in sizes]
 

@@ -136,6 +136,7 @@ def fit_batch(
             except (NanError, NotPSDError) as error:
                 messages[index] = str(error)
         able = [index for index in range(len(mlls)) if index not in messages]
+        # One that cannot be evaluated at its start would take the whole stack along.
         if able:
             batch = _Batch([mlls[i] for i in able], lambda parameters: factory(parameters, lr=lr))
             try:
@@ -233,6 +234,7 @@ class _Batch:
         self._stack = ModelStack([cast(ExactGP, mll.model) for mll in mlls])
         self._check_stack()
         self._parameters = self._stack.parameters
+        # Those that a member keeps if it fails at once.
         self._last_good = [p.detach().clone() for p in self._parameters]
         self._optimizer = make_optimizer(self._parameters)
         names, limits = {id(p): name for name, p in mlls[0].named_parameters()}, limits_of(mlls[0])
@@ -263,6 +265,7 @@ class _Batch:
 
     def evaluate(self) -> None:
         """Value and gradient of every member at fresh points; those that are not finite stop."""
+        # A member that was stopped draws no more, as it would alone.
         self._blocks = {row: self._blocks[row] for row in self.faults if row in self._blocks}
         while self.active:
             try:
@@ -350,6 +353,7 @@ class _Batch:
                 ("covariance", member.covariance.to_dense(), alone.covariance.to_dense()),
                 ("residual", member.residual, alone.residual),
             ):
+                # Batched products round otherwise than single ones.
                 tolerance = 1e3 * torch.finfo(stacked.dtype).eps * float(single.abs().max())
                 if stacked.shape != single.shape or not bool(
                     (stacked - single).abs().max() <= tolerance

@@ -124,5 +124,6 @@ def fit_gpytorch_mll_fused(
     elif end.reason == "abnormal":
         message = f"The line search ended before an optimum: {end.message}"
         warnings.warn(message, OptimizationWarning, stacklevel=callers_level())
+    # BoTorch tries again after a failure alone.
     statuses = {"converged": "SUCCESS", "limit": "STOPPED", "abnormal": "FAILURE"}
     return result(OptimizationStatus[statuses[end.reason]], end.message)

@@ -188,6 +188,7 @@ def start_second_part(model: GPRegression, rows: Tensor) -> None:
             likelihood.noise_covar.register_constraint("raw_noise", GreaterThan(least))
             likelihood.noise = noise.clamp_min(1.01 * least)
     mll = ConditionalMarginalLogLikelihood(trial.likelihood, trial, LastPoints(0))
+    # Scales are logarithms of inverse lengthscales.
     shorter = -(_SHRINK * kernels.ard.lengthscale.detach()).log().flatten()
     starts = [shorter.expand_as(features.log_scale), _best_indicator(mll, features)]
     before = copied_state(mll)
@@ -229,6 +230,7 @@ def _best_indicator(mll: ConditionalMarginalLogLikelihood, features: SkipFeature
     mll.train()
     d = features.log_scale.numel()
     apart = min(_APART, _largest(features.log_scale.dtype))
+    # One row for each column that is told apart.
     starts = torch.full((d, d), _NOTHING).fill_diagonal_(apart).to(features.log_scale)
     values = [-math.inf] * d
     for column, start in enumerate(starts):

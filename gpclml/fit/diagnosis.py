@@ -63,6 +63,7 @@ def problem_of_predictions(
         mean, variance = data.covariance.leave_one_out(data.residual, every)
     except (RuntimeError, TypeError, ValueError):
         return ""  # a fit is not lost to a model whose predictions cannot be had so
+    # Missing targets have residual zero and count nowhere.
     error, variance = numbers(data.residual - mean), numbers(variance)
     observed = np.ones_like(error) if data.missing is None else numbers(~data.missing)
     values = np.nan_to_num(numbers(data.flatten(targets)))
@@ -78,6 +79,7 @@ def problem_of_predictions(
         density_of_mean = -0.5 * (np.log(target_variance) + math.log(2 * math.pi) + 1)
         if ((_mean(log_density, observed) < density_of_mean) & varied).any():
             return "bound"
+    # Targets that are predicted from each other almost exactly may have no noise.
     inexact = _mean(error**2, observed) > _EXACT * target_variance
     members = targets.shape[:-1].numel()
     weights = {id(p) for network in find_networks(model) for p in network.parameters()}

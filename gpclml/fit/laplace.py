@@ -116,6 +116,7 @@ class _NetworkTraining:
         values, self.seen = [], []
         for x, y in self.data:
             output = self.model(x)
+            # Noise far above the first residuals would hide the targets from the weights.
             if self._trains_hyperparameters and done == 0 and not values:
                 lower_noise_to_residuals(self.mll, output.mean, y)
             value = self.mll.log_joint(output, y)
@@ -155,6 +156,7 @@ class _NetworkTraining:
                 evidence = whole or mll.evidence_of(*self.data.drawn())
                 value = evidence()
                 before = value.detach()
+                # The first fit of all begins where the evidence is largest of three starts.
                 if number == 0 and not self.course.looks:
                     start_from_residuals(evidence)
                     value = evidence()

@@ -82,6 +82,7 @@ def fit_linear_bound(
             if empirical_bayes:
                 second = q.variance().sum() + q.mean.square().sum()
                 kernel.prior_variance = second / len(q.mean)
+        # Noise and prior variance have changed, and with them all but the features.
         data = mll.data_at(model(*inputs), target)
         kl = gaussian_kl(q, data.prior_variance)
         value = (data.expected_log_likelihood(q) - mll.temperature * kl) / len(data.residual)
@@ -89,6 +90,7 @@ def fit_linear_bound(
         if not math.isfinite(bound):
             suggestion = "Lower the learning rate, or look at the data for huge values."
             raise NonFiniteError("mll", f"a bound of {bound}", "a finite bound", suggestion)
+        # Before the step: the bound is that of the hyperparameters as they are.
         if bound > max(training.history, default=-math.inf):
             training.note_state()
         if optimizer is not None and schedule is not None:

@@ -60,12 +60,12 @@ def fit_mll(
     """Maximizes an objective over the parameters of its model, in place.
 
     A stochastic optimizer maximizes the objective itself, which redraws its held-out points at each
-    step. SciPy's L-BFGS-B maximizes a function with fixed held-out points, each member of a batch
-    that shares nothing on its own. Its first step is taken in the raw parameters, the others in the
-    logarithms of positive hyperparameters. It continues from its best point if it meets one that
-    cannot be evaluated, and ends when twenty steps gain less than 0.002 nats in all. If a torch
-    optimizer meets a value, gradient or covariance that is not finite, the last good parameters are
-    kept and the result says so.
+    step. SciPy's L-BFGS-B maximizes a function with fixed held-out points; members of a batch are
+    searched one by one where they share nothing and their kernel is known, else together. Its first
+    step is taken in the raw parameters, the others in the logarithms of positive hyperparameters.
+    It continues from its best point if it meets one that cannot be evaluated, and ends when twenty
+    steps gain less than 0.002 nats in all. If a torch optimizer meets a value, gradient or
+    covariance that is not finite, the last good parameters are kept and the result says so.
 
     A model with BoTorch's ``custom_fit``, such as ``RobustRelevancePursuitSingleTaskGP``, is fitted
     by that, whose line searches are these.

@@ -133,10 +133,12 @@ def fit_networks(
         raise UnsupportedError("mll.model", "a batch of models", "a single one", "Use fit_mll.")
     check_counts(steps=steps)
     check_positive(lr=lr)
+    # Fewer than four where steps are few.
     checkpoints = sorted({round(steps * k / _CHECKPOINTS) for k in range(_CHECKPOINTS + 1)})
     folds = _folds(model, n_splits, seed)
     warm_start_fresh_models(mll)
     gains = _held_out_gains(mll, folds, checkpoints, lr, seed, progress)
+    # The untrained model has no gain and no error, so that it stays unless one is clear.
     margins = [
         gain.mean - _MARGIN * gain.standard_error if gain.error >= 0 else -math.inf
         for gain in gains
@@ -225,6 +227,7 @@ def _held_out_gains(
                 scores: list[Tensor] = []
                 gains.append(gains[0])
                 for training, block in pairs:
+                    # All folds to one checkpoint first: most trainings end early.
                     training.train(steps) if steps else training.start()
                     scores.append(training.score(block))
                     bar.update()

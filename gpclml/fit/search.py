@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy
 import torch
@@ -109,14 +109,12 @@ def frozen(mll: MarginalLogLikelihood, names: Iterable[str]) -> Iterator[None]:
 def detached_data(mll: MarginalLogLikelihood) -> Iterator[None]:
     """Within the block training data that require a gradient do not: a fit takes none by them."""
     members = cast(Any, mll.mlls if isinstance(mll, SumMarginalLogLikelihood) else [mll])
-    kept = []
-    for model in (member.model for member in members):
-        if isinstance(model, ExactGP) and model.train_inputs and model.train_targets is not None:
-            inputs, targets = model.train_inputs, cast(Tensor, model.train_targets)
-            if any(tensor.requires_grad for tensor in (*inputs, targets)):
-                kept.append((model, inputs, targets))
-                model.train_inputs = tuple(x.detach() for x in inputs)
-                model.train_targets = targets.detach()
+    exact = [m.model for m in members if isinstance(m.model, ExactGP) and m.model.train_inputs]
+    kept: Any = [(model, model.train_inputs, model.train_targets) for model in exact]
+    for model, inputs, targets in kept:
+        if any(tensor.requires_grad for tensor in (*inputs, targets)):
+            model.train_inputs = tuple(x.detach() for x in inputs)
+            model.train_targets = targets.detach()
     try:
         yield
     finally:
@@ -146,6 +144,7 @@ def bounds_of(mll: MarginalLogLikelihood) -> Bounds:
     for name, parameter, constraint in cast(Any, mll).named_parameters_and_constraints():
         if name not in bounds:
             continue
+        # A softplus is flat near its bound, from where a search could not return.
         lower = constraint.lower_bound
         if lower.numel() == 1 and constraint.enforced and 0 < float(lower) < math.inf:
             nearest = float(constraint.inverse_transform(lower * (1 + _MARGIN)))
@@ -275,6 +274,7 @@ class Vector:
     def steepest(self) -> float:
         """The largest derivative at the best point by a coordinate that no bound holds."""
         lower, upper = self.box
+        # At a bound a slope that leads out of the box says nothing.
         held = (self.best <= lower) & (self._slope > 0) | (self.best >= upper) & (self._slope < 0)
         return float(numpy.abs(numpy.where(held, 0.0, self._slope)).max(initial=0.0))
 
@@ -434,6 +434,7 @@ def _line_search(
             fixed = FixedLoss(mll)
             members = range(len(cast(Tensor, targets))) if fixed.has_members else [None]
             losses = [partial(fixed, member) for member in members]
+            # What is recorded is the sum over members, of which one moves at a time.
             lowest = [loss() for loss in losses] if fixed.has_members else [0.0]
             for index, (member, loss) in enumerate(zip(members, losses, strict=True)):
                 others = sum(lowest) - lowest[index]
@@ -543,6 +544,7 @@ def limited_rounding(mll: MarginalLogLikelihood, limit: float) -> Iterator[None]
             ratio = rounding / cast(Tensor, data.noise).mean(-1) / limit
             return -data.residual.shape[-1] * ratio.log().clamp_min(0.0).square()
 
+    # As a term of the model it counts in every objective, with or without a closed form.
     model.register_added_loss_term("limited_rounding")
     model.update_added_loss_term("limited_rounding", Rounding())
     try:
@@ -568,9 +570,10 @@ def search(
     begin = time.perf_counter()
     if isinstance(mll, SumMarginalLogLikelihood):
         return _joined([search(m, steps, record, retries) for m in cast(Any, mll.mlls)], begin)
+    # What a retry starts from, whatever the first search left.
     initial, starts = copied_state(mll), 1
-    best = _search_once(mll, steps, record)
-    if best.problem in FAILED and retries:
+    end, history, problem = _search_once(mll, steps, record)
+    if problem in FAILED and retries:
         state = copied_state(mll)
         try:
             for start in _other_starts(mll, initial)[:retries]:
@@ -578,27 +581,23 @@ def search(
                 starts += 1
                 with suppress(NanError, NotPSDError):
                     other = _search_once(mll, steps, record)
-                    if other.end.loss < best.end.loss or math.isnan(best.end.loss):
-                        best, state = other, copied_state(mll)
-                        if best.problem not in FAILED:
+                    if other[0].loss < end.loss or math.isnan(end.loss):
+                        (end, history, problem), state = other, copied_state(mll)
+                        if problem not in FAILED:
                             break
         finally:
             mll.load_state_dict(state)
-    end, problem = best.end, best.problem
     return MLLFitResult(
-        objective=-end.loss, history=best.history, seconds=time.perf_counter() - begin,
-        message=explanation(problem, end, starts, len(best.history)), problem=problem,
+        objective=-end.loss, history=history, seconds=time.perf_counter() - begin,
+        message=explanation(problem, end, starts, len(history)), problem=problem,
         attempts=[-end.loss], starts=starts, road=end.road,
     )  # fmt: skip
 
 
-class _Search(NamedTuple):
-    end: LineSearchEnd
-    history: list[float]  # the objective at each step
-    problem: Problem
-
-
-def _search_once(mll: MarginalLogLikelihood, steps: int | None, record: Record) -> _Search:
+def _search_once(
+    mll: MarginalLogLikelihood, steps: int | None, record: Record
+) -> tuple[LineSearchEnd, list[float], Problem]:
+    """Where a line search ended, the objective at each step, and what is wrong with the end."""
     history: list[float] = []
 
     def record_both(loss: float) -> None:
@@ -610,7 +609,7 @@ def _search_once(mll: MarginalLogLikelihood, steps: int | None, record: Record) 
     if problem not in FAILED:
         ending = problem if end.reason == "converged" else end.reason
         problem = "runaway" if end.ran_away else ending
-    return _Search(end, history, problem)
+    return end, history, problem
 
 
 def _joined(members: list[MLLFitResult], begin: float) -> MLLFitResult:

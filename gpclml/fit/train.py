@@ -87,6 +87,7 @@ def set_gradients(optimizer: torch.optim.Optimizer, loss: Tensor, mll: torch.nn.
     loss.backward()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in parameters if p.grad is not None]
+    # A norm of infinite order is NaN or infinite where an entry is.
     largest = torch.nn.utils.get_total_norm(gradients, math.inf)
     value, largest = torch.stack([loss.detach(), largest.to(loss)]).tolist()  # one read of a device
     if not (math.isfinite(value) and math.isfinite(largest)):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import itertools
+import warnings
 
 import gpytorch
 import pytest
@@ -42,20 +42,6 @@ def test_every_optimizer_improves_the_objective(optimizer):
     assert result.seconds > 0
     assert not mll.training
     assert all(f"<td>{value}</td>" in result._repr_html_() for value in (result.starts, ""))
-
-
-def test_a_line_search_evaluates_no_point_twice_in_a_row():
-    class Counting(ConditionalMarginalLogLikelihood):
-        def compute_custom_loss(self, **kwargs):
-            points.append([p.detach().clone() for p in self.parameters()])
-            return super().compute_custom_loss(**kwargs)
-
-    points = []
-    mll = objective(conditioning=LastPoints(0))
-    fit_mll(Counting(mll.likelihood, mll.model, mll.conditioning), progress=False)
-    assert len(points) > 10
-    for before, after in itertools.pairwise(points):
-        assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_restarts_redraw_networks_and_keep_the_best(monkeypatch):
@@ -119,27 +105,37 @@ def test_a_network_shared_by_outputs_is_fitted_jointly():
     assert all(float(p.grad.abs().max()) < 2e-3 for p in mll.parameters() if p.grad is not None)
 
 
-def test_model_lists_of_botorch():
-    x, y = data()
-    for optimizer in ("lbfgs", "adam"):
-        models = ModelListGP(SingleTaskGP(x, y.unsqueeze(-1)), SingleTaskGP(x, x[:, :1].cos()))
-        mll = SumMarginalLogLikelihood(models.likelihood, models, ConditionalMarginalLogLikelihood)
-        start = -fixed_loss(mll.train()).item()
-        result = fit_mll(mll, optimizer, steps=10, progress=False)
-        assert result.objective > start
+class Own(gpytorch.kernels.RBFKernel):
+    """A kernel of a caller, of which no closed form is known."""
+
+    def forward(self, x1, x2, **params):
+        return super().forward(x1, x2, **params)
 
 
-def test_outputs_in_a_batch_end_where_each_does_alone():
+@pytest.mark.parametrize("kind", [Own, gpytorch.kernels.RBFKernel])
+def test_outputs_in_a_batch_end_no_lower_than_alone(kind):
     x, y = data()
     both = torch.stack([y, x[:, 0].cos() + 0.1 * y], -1)
-    batched = SingleTaskGP(x, both)
-    fit_mll(ExactMarginalLogLikelihood(batched.likelihood, batched), progress=False)
-    for output in range(2):
-        alone = SingleTaskGP(x, both[:, output : output + 1])
-        fit_mll(ExactMarginalLogLikelihood(alone.likelihood, alone), progress=False)
-        for name, parameter in alone.named_parameters():
-            own = dict(batched.named_parameters())[name][output]
-            torch.testing.assert_close(own.flatten(), parameter.flatten(), rtol=0.02, atol=0.02)
+
+    def fitted(targets):
+        shape = torch.Size([targets.shape[-1]] if targets.shape[-1] > 1 else [])
+        kernel = gpytorch.kernels.ScaleKernel(kind(batch_shape=shape), batch_shape=shape)
+        model = SingleTaskGP(x, targets, covar_module=kernel)
+        result = fit_mll(ExactMarginalLogLikelihood(model.likelihood, model), progress=False)
+        assert result.problem in ("", "noise")
+        return result.objective
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)
+        assert fitted(both) > fitted(both[:, :1]) + fitted(both[:, 1:]) - 1e-4
+
+
+def test_model_lists_of_botorch():
+    x, y = data()
+    models = ModelListGP(SingleTaskGP(x, y.unsqueeze(-1)), SingleTaskGP(x, x[:, :1].cos()))
+    mll = SumMarginalLogLikelihood(models.likelihood, models, ConditionalMarginalLogLikelihood)
+    start = -fixed_loss(mll.train()).item()
+    assert fit_mll(mll, "adam", steps=10, progress=False).objective > start
 
 
 @pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning")
@@ -215,15 +211,11 @@ def test_a_fit_that_returns_the_mean_starts_again():
     alone = isotropic(x, y)
     with pytest.warns(FitWarning, match="explains nothing"):
         lost = fit_mll(alone, retries=0, progress=False)
-    assert lost.problem == "constant"
-    assert not lost.converged
-    assert lost.starts == 1
+    assert (lost.problem, lost.converged, lost.starts) == ("constant", False, 1)
     assert "start from other lengthscales" in lost.message
     mll = isotropic(x, y)
     result = fit_mll(mll, progress=False)
-    assert result.converged
-    assert result.message == ""
-    assert result.starts == 2
+    assert (result.converged, result.message, result.starts) == (True, "", 2)
     assert result.objective > lost.objective + 0.9
     assert result.history[-1] == pytest.approx(result.objective, abs=1e-9)
     prediction = mll.model(x + 1e-6).mean

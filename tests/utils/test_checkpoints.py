@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import random
 import stat
@@ -23,8 +24,8 @@ from checkpoint_files import (
 
 from gpclml._utils.files import read_checkpoint, write_atomically, write_checkpoint
 from gpclml._utils.resuming import digest
-from gpclml.conditioning import LastPoints, RandomHoldout
-from gpclml.curvature import Diagonal, Kronecker
+from gpclml.conditioning import LastPoints
+from gpclml.curvature import Diagonal
 from gpclml.errors import DataError, UnsupportedError
 from gpclml.meta import PeriodicTasks, load_model
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -118,6 +119,7 @@ def test_an_online_training_with_something_else_does_not_go_on(tmp_path):
         with pytest.raises(DataError, match=f"differs in {name}( |, |\\.)") as caught:
             train_online(path, **{"epochs": 5} | make())
         assert ("0 there, 1 here" in str(caught.value)) == (name == "seed")
+        assert "the release that wrote it if names of classes changed" in str(caught.value)
     with pytest.raises(DataError, match=r"differs in train_y, lr .*, seed "):
         train_online(path, y=data()[1] + 1, lr=0.5, seed=3)
     assert path.read_bytes() == raw
@@ -128,27 +130,9 @@ def test_an_online_training_with_something_else_does_not_go_on(tmp_path):
         train_online(path, final_lr=1e-4, epochs=5)
 
 
-def another_conditioning(conditioning=None):
-    mll, conditioning = transfer(), conditioning or LastPoints(m=2)
-    return ConditionalMarginalLogLikelihood(mll.likelihood, mll.model, conditioning)
-
-
-OF_BEFORE = {
-    "gpclml.OnlineFit": lambda: laplace(curvature=type("OfBefore", (Kronecker,), {})()),
-    "gpclml.DeepKernelTransfer": lambda: another_conditioning(
-        type("OfBefore", (RandomHoldout,), {})(0.3)
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", OF_BEFORE)
-def test_a_class_that_had_another_name_is_refused_with_what_to_do(tmp_path, kind):
-    path = tmp_path / "a.pt"
-    WRITERS[kind](path, OF_BEFORE[kind]())
-    raw = path.read_bytes()
-    with pytest.raises(DataError, match=r"differs in objective\. .* the release that wrote it"):
-        WRITERS[kind](path)
-    assert path.read_bytes() == raw
+def another_conditioning():
+    mll = transfer()
+    return ConditionalMarginalLogLikelihood(mll.likelihood, mll.model, LastPoints(m=2))
 
 
 OTHER_TASKS = {
@@ -172,26 +156,16 @@ def test_a_training_on_other_tasks_does_not_go_on(tmp_path):
     load_model(transfer().model, path)
 
 
-class _Full:
+class _Full(io.FileIO):
     """A file on a disk that is full after so many bytes."""
 
-    def __init__(self, file, room):
-        self._file, self._room = file, room
+    room = 0
 
     def write(self, data):
-        self._room -= len(data)
-        if self._room < 0:
+        _Full.room -= len(data)
+        if _Full.room < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return self._file.write(data)
-
-    def __getattr__(self, name):
-        return getattr(self._file, name)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self._file.close()
+        return super().write(data)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
@@ -199,12 +173,10 @@ def test_full_disks_are_said_so_and_leave_what_was_there(tmp_path, monkeypatch, 
     path = tmp_path / "a.pt"
     save_model(path)
     raw = path.read_bytes()
-    room = int(share * len(raw))
-    opened = lambda *args: _Full(open(*args), room)  # noqa: E731, SIM115
-    monkeypatch.setattr("gpclml._utils.files.open", opened, raising=False)
-    with pytest.raises(DataError, match=r"cannot write .*a\.pt .*No space left") as caught:
+    _Full.room = int(share * len(raw))
+    monkeypatch.setattr("gpclml._utils.files.open", lambda p, _: _Full(p, "x"), raising=False)
+    with pytest.raises(DataError, match=r"cannot write .*a\.pt .*No space left.* disk"):
         save_model(path)
-    assert "disk" in str(caught.value)
     assert path.read_bytes() == raw
     assert list(tmp_path.iterdir()) == [path]
 
