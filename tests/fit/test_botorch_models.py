@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import gpytorch
 import pytest
 import torch
-from botorch.acquisition import qKnowledgeGradient
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import (
     ModelListGP,
@@ -19,14 +17,12 @@ from botorch.models import (
 )
 from botorch.models.robust_relevance_pursuit_model import RobustRelevancePursuitSingleTaskGP
 from botorch.models.transforms import Normalize
-from botorch.sampling import SobolQMCNormalSampler
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood, VariationalELBO
 from gpytorch.priors import GammaPrior, UniformPrior
 
 from gpclml import BayesianLinearModel, GPRegression, fit_mll
 from gpclml.conditioning import LastPoints
-from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit import FitWarning, fit_gpytorch_mll_fused
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import FixedLoss, fixed_loss
@@ -171,47 +167,7 @@ def test_a_list_of_models_is_refused_by_the_name_of_the_objective_that_takes_it(
         ConditionalMarginalLogLikelihood(models.likelihood, models)
 
 
-def test_look_ahead_acquisition_functions_have_values_and_gradients():
-    acquisition = qKnowledgeGradient(GPRegression(*data()), num_fantasies=2)
-    points = torch.rand(4, 3, 3, dtype=torch.float64, requires_grad=True)
-    values = acquisition(points)
-    (gradient,) = torch.autograd.grad(values.sum(), points)
-    assert values.shape == (4,)
-    assert gradient.isfinite().all()
-    assert (gradient[:, 0] != 0).any()
-
-
-def test_a_fantasy_is_the_model_of_the_points_and_the_draws():
-    (x, y), new_x = data(), torch.rand(2, 3, dtype=torch.float64)
-    model, test_x = GPRegression(x, 100 + 30 * y), torch.rand(6, 3, dtype=torch.float64)
-    sampler = SobolQMCNormalSampler(torch.Size([4]), seed=0)
-    fantasies = model.fantasize(new_x, sampler)
-    draws = sampler(model.posterior(new_x, observation_noise=True))
-    assert fantasies.batch_shape == (4,)
-    assert model.train_inputs[0].shape == x.shape
-    found = fantasies.posterior(test_x)
-    for index, draw in enumerate(draws):
-        whole = copy.deepcopy(model)
-        targets = model.target_standardizer.transform(draw.squeeze(-1))
-        whole.set_train_data(
-            torch.cat([x, new_x]), torch.cat([model.train_targets, targets]), strict=False
-        )
-        expected = whole.posterior(test_x)
-        torch.testing.assert_close(found.mean[index], expected.mean)
-        torch.testing.assert_close(found.variance[index], expected.variance)
-
-
-def test_conditioning_asks_for_points_and_targets_that_fit():
-    model, x = GPRegression(*data()), torch.rand(2, 3, dtype=torch.float64)
-    with pytest.raises(ShapeError, match="X"):
-        model.condition_on_observations(x[:, :2], x[:, :1])
-    with pytest.raises(ShapeError, match="Y"):
-        model.condition_on_observations(x, x)
-    fixed = GPRegression(
-        *data(), likelihood=FixedNoiseGaussianLikelihood(torch.ones(len(data()[0])).double())
-    )
-    with pytest.raises(UnsupportedError, match="fixed noise"):
-        fixed.condition_on_observations(x, x[:, :1])
-    linear = BayesianLinearModel(*data())
-    with pytest.raises(UnsupportedError, match=r"fantasize.*SingleTaskGP"):
-        linear.fantasize(x, None)
+@pytest.mark.parametrize("kind", [BayesianLinearModel, GPRegression])
+def test_look_ahead_acquisition_functions_are_told_what_to_take(kind):
+    with pytest.raises(UnsupportedError, match=r"fantasize.*SingleTaskGP, or DeepKernelGP"):
+        kind(*data()).fantasize(torch.rand(2, 3).double(), None)

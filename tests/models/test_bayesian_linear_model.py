@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 
 import gpytorch
@@ -10,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
-from gpytorch.distributions import MultivariateNormal
-from linear_operator import to_linear_operator
 
 import reference
 from benchmarks.evidence.ledger.fourier import fourier_data
@@ -19,9 +16,7 @@ from gpclml.conditioning import LastPoints, RandomOrderings
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
-    joint_log_predictive,
     learning_curve,
-    leave_one_out,
     log_marginal_likelihood,
     marginal_log_predictive,
 )
@@ -169,48 +164,6 @@ def test_weight_posterior_is_that_of_the_textbook(degree):
     torch.testing.assert_close(posterior.variance(), variance, rtol=1e-8, atol=1e-9)
 
 
-class DenseGP(gpytorch.models.ExactGP):
-    """The GP of a linear model with its covariance as a plain matrix."""
-
-    def __init__(self, model: BayesianLinearModel):
-        super().__init__(model.train_inputs[0], model.train_targets, model.likelihood)
-        self.model = [model]  # not a submodule twice
-
-    def forward(self, x):
-        (model,) = self.model
-        phi = model.covar_module.features_of(x)
-        covariance = phi @ torch.diag(model.prior_variance) @ phi.mT
-        return MultivariateNormal(model.mean_module(x), to_linear_operator(covariance))
-
-
-@pytest.mark.parametrize("missing", [False, True])
-@pytest.mark.parametrize("degree", DEGREES)
-def test_scores_are_those_of_a_dense_gp(degree, missing):
-    y = Y.clone()
-    if missing:
-        y[[0, 7]] = torch.nan
-    model = make(degree, mean=constant_mean(), y=y)
-    policy = gpytorch.settings.observation_nan_policy("mask")
-    with policy if missing else contextlib.nullcontext():
-        results = [
-            [
-                log_marginal_likelihood(one),
-                learning_curve(one, orderings=4),
-                leave_one_out(one),
-                conditional_log_marginal_likelihood(one, RandomOrderings(5, 9)),
-                conditional_log_marginal_likelihood(one, LastPoints(10)),
-                joint_log_predictive(one, NEW, Y[:6]),
-                marginal_log_predictive(one, NEW, Y[:6]),
-            ]
-            for one in (model, DenseGP(model))
-        ]
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8, equal_nan=True)
-    curves = results[0][1]
-    total = curves.nansum(-1) if missing else curves.sum(-1)
-    torch.testing.assert_close(total, results[0][0].expand(4))
-
-
 @pytest.mark.parametrize("degree", DEGREES)
 def test_missing_targets_are_points_not_seen(degree):
     y = Y.clone()
@@ -315,12 +268,6 @@ def test_inputs_of_one_column_and_default_features():
     assert model.noise.item() == pytest.approx(1.0)
     torch.testing.assert_close(model.features(X[:, 0]), X[:, :1])
     torch.testing.assert_close(model.predict(NEW[:, 0]).mean, model.predict(NEW[:, :1]).mean)
-
-
-def test_predictions_have_gradients():
-    model = make(1)
-    model.predict(NEW).mean.sum().backward()
-    assert float(model.covar_module.raw_prior_variance.grad.abs().min()) > 0
 
 
 def test_bad_arguments():
