@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import gpytorch
-import numpy as np
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
@@ -18,7 +17,6 @@ from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
     learning_curve,
     log_marginal_likelihood,
-    marginal_log_predictive,
 )
 from gpclml.fit import fit_mll
 from gpclml.inference import evaluating, exact_posterior
@@ -101,30 +99,6 @@ def test_the_larger_fourier_model_overtakes_near_297_points(fourier):
     assert abs(mean[296]) < 4 * error[296]
     assert mean[399] > 4 * error[399]
     assert abs(int(mean.argmin()) - 55) < 12
-
-
-def test_density_estimation():
-    draws = torch.tensor(np.random.RandomState(2).randn(1000) + 1)
-    train, test = draws[:40], draws[40:]
-    x = torch.zeros(40, 1, dtype=torch.float64)
-
-    def model(variance):
-        return BayesianLinearModel(
-            x, train, PolynomialFeatures(0), prior_variance=variance, noise=1.0
-        )
-
-    assert log_marginal_likelihood(model(1.0)).item() == pytest.approx(-60.350350, abs=1e-6)
-    predicted = model(1.0).predict(x[:1])
-    assert predicted.mean.item() == pytest.approx(0.771763826, abs=1e-9)
-    assert predicted.variance.item() == pytest.approx(1.024390244, abs=1e-9)
-    variances = [0.1 * 1.2**i for i in range(51)]  # 0.1 to 900
-    lml = [log_marginal_likelihood(model(v)).item() for v in variances]
-    best = int(np.argmax(lml))
-    assert variances[best] == pytest.approx(0.6, rel=0.1)
-    assert (np.diff(lml[best:]) < 0).all()
-    new = torch.zeros(len(test), 1, dtype=torch.float64)
-    predictive = [marginal_log_predictive(model(v), new, test).sum().item() for v in variances]
-    assert (np.diff(predictive) > 0).all()
 
 
 # --- The same model by other roads ---
