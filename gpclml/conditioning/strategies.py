@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, checked, seeded
-from gpclml.errors import ArgumentError
+from gpclml.errors import ArgumentError, UnsupportedError
 
 __all__ = [
     "Conditioning",
@@ -133,10 +133,11 @@ class Conditioning(ABC):
             raise ArgumentError("target", "no observed value", "at least one")
         return rows
 
-    @checked
     def generator(self, generator: torch.Generator | None) -> torch.Generator | None:
         """The caller's generator, or a new one of the strategy's own seed."""
         # A seed begins anew at each call, so that all calls give the same blocks.
+        if not isinstance(generator, torch.Generator | None):
+            raise UnsupportedError("generator", type(generator).__name__, "Generator or None")
         return generator if self.seed is None else seeded(self.seed)
 
     def __repr__(self) -> str:

@@ -77,6 +77,7 @@ def log_priors(priors: Sequence[PriorTerm], batch_shape: torch.Size) -> Evaluate
         with torch.enable_grad():
             value = closure(module)
             tensor, density, slope = _density_and_slope(prior, value)
+        # What is beyond the shape of the members is summed, as dimensions of a lengthscale.
         shape = batch_shape and _member_shape(module, prior, density, value, batch_shape)
         total = total + (density.reshape((*shape, -1)).sum(-1) if shape else density.sum())
         if tensor.requires_grad:

@@ -179,6 +179,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
             self.likelihood, function_dist, target, *params, checked=checked, **kwargs
         )
         conditioning = self.conditioning or _DEFAULT
+        # In eval mode the output is a posterior, of which all targets are scored.
         if not self.model.training:
             conditioning = LastPoints(m=0)
         split = data.split(conditioning, self._generator)
@@ -332,6 +333,7 @@ def member_objectives(
         """Equal for members that can be evaluated in one pass."""
         shapes = [group.shape for group in blocks[member]]
         is_single = len(shapes) == 1 and shapes[0][0] == 1
+        # Blocks of one size are stacked, whatever their indices; several have to be the same.
         numbers = [] if is_single else [group.numpy().tobytes() for group in blocks[member]]
         return mlls[member].factor_dtype, shapes, numbers
 
@@ -362,6 +364,7 @@ def _held_out_density(
     every factorization checked, which adds jitter or raises an error that says what was wrong.
     Blocks are ``(k_i, b_i)`` a size, or ``(*batch, 1, b)`` for one of its own in each member.
     """
+    # Unchecked factors hold NaN where they failed, which the density that is read then shows.
     checked = reads_are_free(data.residual.device)
     covariance = data.covariance_by(solver, blocks, factor_dtype, checked=checked)
     value = covariance.held_out_log_density(data.residual, blocks)

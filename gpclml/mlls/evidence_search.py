@@ -121,6 +121,7 @@ def _gradients(
     gradients: list[Tensor | None] = [*torch.autograd.grad(value, parameters, allow_unused=True)]
     for index, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
         if noise and leaf is noise.leaf and gradient is not None:
+            # By the chain rule, with the slope of the likelihood's own transform.
             with torch.enable_grad():
                 log_noise = noise._module.noise.log().sum()
             (slope,) = torch.autograd.grad(log_noise, noise.parameter)
@@ -128,16 +129,16 @@ def _gradients(
     return gradients
 
 
-@torch.no_grad()
 def _noise_and_residual(
-    mll: LaplaceMarginalLogLikelihood, outputs: Tensor, target: Tensor
+    likelihood: Likelihood, outputs: Tensor, target: Tensor
 ) -> tuple[LogNoise | None, float]:
     """The noise, and the mean squared residual, near which it is where weights are trained."""
-    noise = LogNoise.of(mll.likelihood)
+    noise = LogNoise.of(likelihood)
     if noise is None:
         return None, 0.0
     noise.scale_floor(target)
-    return noise, float((target.reshape(outputs.shape) - outputs).double().square().mean())
+    residual = target.reshape(outputs.shape) - outputs.detach()
+    return noise, float(residual.double().square().mean())
 
 
 @torch.no_grad()
@@ -148,7 +149,7 @@ def lower_noise_to_residuals(
 
     More noise than a network leaves before it is trained would hide the targets from the training.
     """
-    noise, size = _noise_and_residual(mll, outputs, target)
+    noise, size = _noise_and_residual(mll.likelihood, outputs, target)
     if noise is not None and size > 0:
         noise.write(noise.leaf.clamp(max=math.log(size)))
 
@@ -162,7 +163,7 @@ def start_from_residuals(evidence: LaplaceEvidence) -> None:
     evidence is taken: the hyperparameters as they are, with this noise, or with these precisions
     too. Nothing is moved for likelihoods other than Gaussian ones, whose targets have no units.
     """
-    noise, size = _noise_and_residual(evidence.mll, *evidence.seen)
+    noise, size = _noise_and_residual(evidence.mll.likelihood, *evidence.seen)
     if noise is None or size == 0:
         return
     model = evidence.mll.model
@@ -188,11 +189,11 @@ def start_from_residuals(evidence: LaplaceEvidence) -> None:
 
 def _most_likely(prior: GaussianWeightPrior, network: torch.nn.Module) -> Tensor:
     """Logarithms of the precisions under which the prior density of the weights is largest."""
-    named = dict(network.named_parameters())
     counts, squares = torch.zeros(2, len(prior.groups), dtype=torch.float64)
     for name, group in prior.group_of.items():
-        counts[group] += named[name].numel()
-        squares[group] += named[name].detach().double().square().sum().cpu()
+        weight = network.get_parameter(name).detach().double()
+        counts[group] += weight.numel()
+        squares[group] += weight.square().sum().cpu()
     precisions = (counts / squares).log().to(prior.log_precision)
     return torch.where(precisions.isfinite(), precisions, prior.log_precision.detach())
 
@@ -213,6 +214,7 @@ def maximize_evidence(evidence: LaplaceEvidence) -> str:
         return ""
     sizes = [leaf.numel() for leaf in leaves]
     first = parameters_to_vector(leaves).detach().double().cpu()
+    # A search of a flat evidence would go on to precisions that are no numbers.
     box = [(float(a) - _FURTHEST, float(a) + _FURTHEST) for a in first]
     if noise is not None:
         low, high = noise.bounds
@@ -242,6 +244,7 @@ def maximize_evidence(evidence: LaplaceEvidence) -> str:
         loss, first.numpy(), jac=True, bounds=box, method="L-BFGS-B", options=options
     )
     value, slope = loss(end.x)
+    # A hyperparameter at a bound that pushes outwards has converged, too.
     held = [
         (x <= low and g > 0) or (x >= high and g < 0)
         for x, g, (low, high) in zip(end.x, slope, box, strict=True)
@@ -249,6 +252,7 @@ def maximize_evidence(evidence: LaplaceEvidence) -> str:
     if noise is not None and held[-1]:
         return _at_bound(end.x[-1])
     left = max((abs(g) for g, fixed in zip(slope, held, strict=True) if not fixed), default=0.0)
+    # What is left of the slope may be the rounding of a sum over all points.
     rounding = _ROUNDINGS * torch.finfo(precision.dtype).eps * evidence.mll.num_data
     if not math.isfinite(value) or left > max(_LEAST_SLOPE, rounding):
         return (
@@ -264,7 +268,7 @@ def fit_noise_to_residuals(evidence: LaplaceEvidence) -> str:
     If a prior is registered, it is set to where the evidence of all points is largest instead.
     Returns what is wrong with it and what to do, or nothing.
     """
-    noise, size = _noise_and_residual(evidence.mll, *evidence.seen)
+    noise, size = _noise_and_residual(evidence.mll.likelihood, *evidence.seen)
     if noise is None:
         return ""
     if any(registered(evidence.mll)):  # a prior of the noise counts too

@@ -74,6 +74,7 @@ def fixed_loss(mll: MarginalLogLikelihood) -> Tensor:
     """
     if isinstance(mll, SumMarginalLogLikelihood):
         return torch.stack([fixed_loss(member) for member in cast(Any, mll.mlls)]).mean()
+    # A subclass may have a loss of its own, which is taken as it is.
     custom: Callable[[], Tensor] | None = getattr(mll, "compute_custom_loss", None)
     if isinstance(mll, ConditionalMarginalLogLikelihood):
         ours = ConditionalMarginalLogLikelihood.compute_custom_loss
@@ -93,10 +94,10 @@ def has_shared_parameters(model: torch.nn.Module, batch_shape: torch.Size) -> bo
     """Whether members of a batch share a trainable parameter; those of networks count as shared."""
     for module in model.modules():
         # A weight of a network may have the batch's size by chance.
-        of_gpytorch = isinstance(module, gpytorch.Module)
+        is_network = not isinstance(module, gpytorch.Module)
         for parameter in module.parameters(recurse=False):
-            leading = parameter.shape[: len(batch_shape)]
-            if parameter.requires_grad and not (of_gpytorch and leading == batch_shape):
+            is_shared = is_network or parameter.shape[: len(batch_shape)] != batch_shape
+            if parameter.requires_grad and is_shared:
                 return True
     return False
 
@@ -186,6 +187,7 @@ class FixedLoss:
                 return "targets are missing"
             if observed.missing is not None:
                 return "members of the batch miss targets"
+            # Which form the covariance has decides how; no number of it is kept.
             covariance = observed.covariance_by(
                 self._mll.solver, self._blocks, self._mll.factor_dtype
             )
@@ -202,34 +204,24 @@ class FixedLoss:
         self._prior = None
         if isinstance(self._density, LogDensity):  # conjugate gradients take a covariance as it is
             self._prior = _known_prior(model, mll.likelihood, observed.places)
-        has_fixed_inputs = self._prior is not None and self._prior.has_fixed_inputs
+        fixed = self._prior is not None and self._prior.has_fixed_inputs and not added_losses
         if batch:
-            prior = cast(_KnownPrior, self._prior)
-            independent = has_fixed_inputs and not added_losses
-            independent = independent and self._are_independent(prior.modules, batch)
-            if independent and all(log_priors([p], batch).value.shape == batch for p in priors):
-                self._members = [prior.member(i) for i in range(batch[0])]
+            # A few members of a batch, each with all that it is trained by for itself.
+            if fixed and len(batch) == 1 and 1 < batch[0] <= _MOST_MEMBERS:
+                known = cast(_KnownPrior, self._prior)
+                trained = [p for p in known.modules.parameters() if p.requires_grad]
+                independent = all(p.shape[:1] == batch for p in trained)
+                independent = independent and len(trained) == sum(
+                    p.requires_grad for p in mll.parameters()
+                )
+                if independent and all(log_priors([p], batch).value.shape == batch for p in priors):
+                    self._members = [known.member(i) for i in range(batch[0])]
             if is_upstream and not self._members:
                 return "members of the batch share parameters or priors"
-        elif (
-            data.residual.is_cuda
-            and data.residual.shape[-1] <= _RECORDED_UP_TO
-            and has_fixed_inputs
-            and not added_losses
-        ):
+        elif fixed and data.residual.is_cuda and data.residual.shape[-1] <= _RECORDED_UP_TO:
             self._recorded = _Recorded(data.residual.device)
             self.road = Road(f"{self.road.way}, recorded on the GPU", self.road.reason)
         return ""
-
-    def _are_independent(self, modules: torch.nn.Module, batch: torch.Size) -> bool:
-        """Whether a few members of a batch have all that is trained, each its own."""
-        trained = [p for p in modules.parameters() if p.requires_grad]
-        return (
-            len(batch) == 1
-            and 1 < batch[0] <= _MOST_MEMBERS
-            and all(p.shape[:1] == batch for p in trained)
-            and len(trained) == sum(p.requires_grad for p in self._mll.parameters())
-        )
 
     def _density_and_gradients(
         self, prior: _KnownPrior | None, *, checked: bool = True
@@ -275,16 +267,15 @@ class FixedLoss:
         if not self._priors:
             return 0.0, []
         total, _, vjp, _ = log_priors(self._priors, self._zeros.shape)
-        total, weight = total.expand_as(self._zeros), torch.full_like(self._zeros, -1 / self._rows)
-        if member is not None:
-            total, weight = total[member], weight * (torch.arange(len(weight)) == member).to(weight)
-        return -total.sum().item() / self._rows, vjp(weight)
+        weight, index = torch.zeros_like(self._zeros), ... if member is None else member
+        weight[index] = -1.0 / self._rows
+        return -total.expand_as(weight)[index].sum().item() / self._rows, vjp(weight)
 
 
 def _has_own_loss(model: torch.nn.Module) -> bool:
     """Whether BoTorch minimizes another loss of this model than the negative objective."""
-    own = getattr(type(model), "compute_custom_loss", None)
-    if own in (None, GPRegression.compute_custom_loss, BayesianLinearModel.compute_custom_loss):
+    method = getattr(type(model), "compute_custom_loss", None)
+    if method in (None, GPRegression.compute_custom_loss, BayesianLinearModel.compute_custom_loss):
         return "compute_custom_loss" in vars(model)
     return True
 
@@ -387,14 +378,16 @@ class _KnownPrior:
 
     def __call__(self) -> tuple[Covariance, Tensor]:
         """The covariance of the observations, and the residuals."""
-        for parameter, own in self.shared:
+        # A search moves the memory of the batch's parameters, so that views are taken each time.
+        for parameter, view in self.shared:
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            own.data = parameter.data[self.index : self.index + 1]
-            own.grad = None
+            view.data = parameter.data[self.index : self.index + 1]
+            view.grad = None
             if parameter.grad is not None:
-                own.grad = parameter.grad[self.index : self.index + 1]
+                view.grad = parameter.grad[self.index : self.index + 1]
         x = self.inputs if isinstance(self.inputs, Tensor) else self.inputs()
+        # A constant is subtracted without a graph: its gradient is minus the sum of the residuals'.
         if type(self._mean) is ConstantMean:
             constant: Any = self._mean.constant
             residual = self.targets - constant.detach().unsqueeze(-1)
@@ -426,6 +419,7 @@ def _known_prior(model: ExactGP, likelihood: Any, places: Tensor | None) -> _Kno
     gram = closed_form(kernel, select=True)
     with torch.no_grad():
         x = inputs if isinstance(inputs, Tensor) else inputs()
+    # Of low rank the covariance has exact algebra that takes less than a matrix.
     if isinstance(gram, Reason) or gram.rank(x.shape[-1]) < x.shape[-2]:
         return None
     batch = torch.broadcast_shapes(x.shape[:-2], kernel.batch_shape, noise.raw_noise.shape[:-1])
@@ -447,9 +441,12 @@ def _inputs(model: ExactGP, places: Tensor | None) -> Tensor | Callable[[], Tens
         and kind.forward is botorch.SingleTaskGP.forward
         and kind.transform_inputs is botorch.SingleTaskGP.transform_inputs
     ):
-        transform, own = cast(Any, model).transform_inputs, getattr(model, "input_transform", None)
-        is_normalized = type(own) is botorch.transforms.Normalize
-        is_fixed = own is None or (is_normalized and not list(own.parameters()))
+        transform, units = (
+            cast(Any, model).transform_inputs,
+            getattr(model, "input_transform", None),
+        )
+        is_normalized = type(units) is botorch.transforms.Normalize
+        is_fixed = units is None or (is_normalized and not list(units.parameters()))
     else:
         return None
 

@@ -209,6 +209,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
             columns = self.columns(outputs, target)
             if self.outputs == "all" or self.hessian == "ef":
                 return columns
+            # One output in place of C, drawn alike each time, counts C times (Immer et al. 2023).
             copies = outputs.shape[-1]
             if drawn is None:  # a structure that asks twice gets the same
                 drawn = int(torch.randint(copies, (), generator=self._generator))
@@ -277,9 +278,10 @@ class LaplaceEvidence:
         density = likelihood.log_density(self._mean, self._target).sum(dtype=torch.float64)
         penalty = mll.model.prior.penalty(mll.model.network).double()
         ratio = self._copies * self.log_det_ratio().double()
+        # A batch stands for all data: its likelihood and log-determinant count N / B times.
         share = mll.num_data / len(self._mean)
-        of_data = share * (density / mll.temperature - 0.5 * ratio)
-        return mll.plus_log_prior(of_data - 0.5 * penalty, 1)
+        value = share * (density / mll.temperature - 0.5 * ratio) - 0.5 * penalty
+        return mll.plus_log_prior(value, 1)
 
     def log_det_ratio(self) -> Tensor:
         r""":math:`\log |H + P_0| - \log |P_0|` of one copy, in nats."""

@@ -189,6 +189,7 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
             expected = f"({len(points)},), a target for each point of the model's output"
             raise ShapeError("target", tuple(target.shape), expected)
         residual = target - function_dist.mean
+        # The covariance of the output is not evaluated: the bound takes features alone.
         phi = model.covar_module.features_of(points)
         missing = missing_targets(target)
         if missing is not None:

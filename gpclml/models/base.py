@@ -80,7 +80,7 @@ class RegressionGP(ExactGP):
         Raises:
             UnsupportedError: Always.
         """
-        suggestion = "Take GPRegression, SingleTaskGP, or DeepKernelGP of gpclml.models.botorch."
+        suggestion = "Take SingleTaskGP, or DeepKernelGP of gpclml.models.botorch."
         raise UnsupportedError("fantasize", type(self).__name__, "a model of BoTorch", suggestion)
 
     def summary(self) -> pandas.DataFrame:
@@ -105,6 +105,7 @@ class RegressionGP(ExactGP):
                 continue
             value = parameter.detach() if constraint is None else constraint.transform(parameter)
             prefix, _, name = path.replace("raw_", "").rpartition(".")
+            # A likelihood keeps its noise in a module whose class says nothing to a user.
             is_noise = prefix.startswith("likelihood.")
             owner = self.likelihood if is_noise else self.get_submodule(prefix)
             original = self._in_original_units(path.replace("raw_", ""), value)

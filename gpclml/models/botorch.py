@@ -134,6 +134,7 @@ class DeepKernelGP(SingleTaskGP):
             num_features=num_features,
         ))  # fmt: skip
         deep = cast(DeepKernel, whole.base_kernel)
+        # From one start for all, so that each member is what a model of its data alone would be.
         if self._aug_batch_shape:
             deep.feature_extractor = NetworkBatch(deep.feature_extractor, self._aug_batch_shape)
         if kernel == "deep":
@@ -197,9 +198,8 @@ class NetworkBatch(StackedNetwork):
     @property
     def members(self) -> torch.Size:
         """The shape of the batch, empty for a single network."""
-        own = next(self._build[0].parameters())
-        batched = next(self.parameters())
-        return batched.shape[: batched.ndim - own.ndim]
+        single, batched = next(self._build[0].parameters()), next(self.parameters())
+        return batched.shape[: batched.ndim - single.ndim]
 
     def named_stacks(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """The parameters with members along one dimension, ``(k, ...)``, by their names."""
@@ -223,7 +223,7 @@ class NetworkBatch(StackedNetwork):
         x = x.expand(*shape, *x.shape[-2:])
         # A network sees points one by one: further batch dimensions are more points.
         further = list(range(len(shape) - len(batch_shape)))
-        behind = [len(batch_shape) + place for place in further]
+        behind = [len(batch_shape) + dim for dim in further]
         x = x.movedim(further, behind)
         output = super().forward(x.reshape(batch_shape.numel(), -1, x.shape[-1]))
         return output.reshape(*x.shape[:-1], output.shape[-1]).movedim(behind, further)

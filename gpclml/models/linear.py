@@ -112,20 +112,9 @@ class BayesianLinearModel(RegressionGP):
         return self.likelihood.noise
 
     def features(self, x: ArrayLike) -> Tensor:
-        """Features of points.
-
-        Args:
-            x: ``(n, d)``, or ``(n,)`` for one column.
-
-        Returns:
-            ``(n, R)``.
-
-        Raises:
-            ShapeError, NonFiniteError, ArgumentError: The points do not fit the training inputs.
-        """
-        return self.covar_module.features_of(
-            checked_points(x, self._training_data()[0], self.column_names)
-        )
+        """Features of points ``(n, d)``, or ``(n,)`` for one column: ``(n, R)``."""
+        points = checked_points(x, self._training_data()[0], self.column_names)
+        return self.covar_module.features_of(points)
 
     def weight_posterior(self) -> FullGaussian | DualGaussian:
         r"""The posterior of the weights given the observed targets.
@@ -144,12 +133,11 @@ class BayesianLinearModel(RegressionGP):
         """
         x, y = self._training_data()
         observed = ~torch.isnan(y)
+        # A missing target says nothing of the weights.
         x, y = x[observed], y[observed]
         residual = y - cast(Tensor, self.mean_module(x))
-        noise = self.noise.expand(len(y))
-        return linear_posterior(
-            self.covar_module.features_of(x), residual, self.prior_variance, noise
-        )
+        phi, noise = self.covar_module.features_of(x), self.noise.expand(len(y))
+        return linear_posterior(phi, residual, self.prior_variance, noise)
 
     @checked
     def predict(
@@ -174,6 +162,7 @@ class BayesianLinearModel(RegressionGP):
         mean = cast(Tensor, self.mean_module(x)) + phi @ posterior.mean
         noise = self.noise.expand(len(x)) * float(observation_noise)
         if marginal:
+            # Rounding may take a variance of nearly nothing below zero.
             variance = posterior.predictive_variance(phi).clamp_min(0.0) + noise
             return PosteriorNormal(mean, DiagLinearOperator(variance))
         covariance = posterior.predictive_covariance(phi) + torch.diag_embed(noise)

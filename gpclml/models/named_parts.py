@@ -72,6 +72,7 @@ def make_kernel(
     if kernel in _STATIONARY:
         return scaled(input_kernel(_STATIONARY[kernel]))
     if kernel == "deep":
+        # The sum sees the columns, and behind them what the skip connection and the network give.
         features = SkipFeatures([d, *hidden, q], _FEATURE_START, generator=generator)
         inputs, outputs = range(d), range(d, 2 * d + q)  # of what the sum sees
         base = input_kernel(RBFKernel, tuple(inputs))

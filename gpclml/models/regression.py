@@ -32,7 +32,7 @@ from gpclml._utils.arguments import checked, reads_are_free, seeded
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml._utils.environment import load_botorch
 from gpclml._utils.files import read_checkpoint, write_checkpoint
-from gpclml.errors import ArgumentError, DataError, ShapeError, UnsupportedError
+from gpclml.errors import ArgumentError, DataError, ShapeError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
 from gpclml.inference.observations import Solver
 from gpclml.inference.posterior import (
@@ -159,6 +159,7 @@ class GPRegression(RegressionGP):
         input_standardizer, target_standardizer = make(train_x, dim=-2), make(train_y, dim=-1)
         input_standardizer.check_representable("train_x", power=1)
         target_standardizer.check_representable("train_y", power=2)
+        # A constant column and a single value have scale one, and stay what they are less the mean.
         targets = target_standardizer.transform(train_y)
         default_likelihood = likelihood is None
         if likelihood is None:
@@ -232,13 +233,13 @@ class GPRegression(RegressionGP):
             ArgumentError: They are the targets that the model was made with, and it has
                 standardized these.
         """
-        own = self._training_data()[1]
-        placed = (target.shape, target.dtype, target.device) == (own.shape, own.dtype, own.device)
-        if target is own or not placed:  # what is placed elsewhere is refused by the objective
+        ours = self._training_data()[1]
+        alike = (target.shape, target.dtype, target.device) == (ours.shape, ours.dtype, ours.device)
+        if target is ours or not alike:  # what is placed elsewhere is refused by the objective
             return
-        if self._targets_checked and not reads_are_free(own.device):
+        if self._targets_checked and not reads_are_free(ours.device):
             return
-        if self.target_standardizer.maps_back(own, target):
+        if self.target_standardizer.maps_back(ours, target):
             raise ArgumentError(
                 "target",
                 "the targets in original units",
@@ -306,6 +307,7 @@ class GPRegression(RegressionGP):
         if chosen is not None:
             posterior = IterativePosterior(self, chosen)
             return posterior.predict(x, observation_noise, marginal).distribution
+        # A graph takes twice the memory, so that there is one only where somebody asks for it.
         wanted = x.requires_grad if grad is None else grad
         with evaluating(self), torch.set_grad_enabled(torch.is_grad_enabled() and wanted):
             posterior = exact_posterior(self, x, marginal, progress)
@@ -412,71 +414,6 @@ class GPRegression(RegressionGP):
         return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
 
     @checked
-    def condition_on_observations(self, X: Tensor, Y: Tensor) -> GPRegression:
-        """The model of its own and further observations, with the same hyperparameters and units.
-
-        Args:
-            X: Points in original units. Shape ``(*batch, q, d)``.
-            Y: Their targets in original units. Shape ``(*batch, q, 1)``, as BoTorch has them.
-
-        Returns:
-            A model with the batch shapes of X, Y and the training data broadcast. It shares all
-            parameters with this one; gradients flow to X and Y.
-
-        Raises:
-            ShapeError: X has other columns than the training inputs, or Y does not fit X.
-            UnsupportedError: A likelihood with fixed noise, which the new points have none of.
-        """
-        inputs, targets = self._training_data()
-        if X.ndim < 2 or X.shape[-1] != inputs.shape[-1]:
-            raise ShapeError("X", tuple(X.shape), f"(*batch, q, {inputs.shape[-1]})")
-        if Y.shape[-2:] != (X.shape[-2], 1):
-            raise ShapeError("Y", tuple(Y.shape), f"(*batch, {X.shape[-2]}, 1)")
-        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
-            raise UnsupportedError(
-                "model", "fixed noise variances, for the training points only", "a learned noise",
-                "Make a GPRegression of all points with their noise.",
-            )  # fmt: skip
-        new_targets = self.target_standardizer.transform(Y.squeeze(-1))
-        shapes = X.shape[:-2], new_targets.shape[:-1], inputs.shape[:-2]
-        batch = torch.broadcast_shapes(*shapes)
-        model = copy.copy(self)
-        every_x = [x.expand(*batch, *x.shape[-2:]) for x in (inputs, X)]
-        every_y = [y.expand(*batch, y.shape[-1]) for y in (targets, new_targets)]
-        model.set_train_data(torch.cat(every_x, -2), torch.cat(every_y, -1), strict=False)
-        return model
-
-    @checked
-    def fantasize(
-        self,
-        X: Tensor,
-        sampler: Any,
-        observation_noise: bool | Tensor | None = None,
-        **kwargs: Any,
-    ) -> GPRegression:
-        """Models of draws of observations at X, as look-ahead acquisition functions ask for them.
-
-        Args:
-            X: Points in original units. Shape ``(*batch, q, d)``.
-            sampler: BoTorch's ``MCSampler`` of the draws.
-            observation_noise: As for :meth:`posterior`; None means with the likelihood's noise.
-            **kwargs: Further arguments of BoTorch's models; not used.
-
-        Returns:
-            A model whose batch shape begins with the shape of the draws.
-
-        Raises:
-            ShapeError, UnsupportedError: As :meth:`condition_on_observations`.
-
-        Examples:
-            >>> from botorch.acquisition import qKnowledgeGradient
-            >>> acquisition = qKnowledgeGradient(model, num_fantasies=8)
-        """
-        noise = True if observation_noise is None else observation_noise
-        draws = sampler(self.posterior(X, observation_noise=noise))
-        return self.condition_on_observations(X, draws)
-
-    @checked
     def with_kernel(self, kernel: str | Kernel) -> GPRegression:
         """A model of the same data in the same units, made anew with another kernel.
 
@@ -493,11 +430,12 @@ class GPRegression(RegressionGP):
         default = config["likelihood"] is not None
         config["likelihood"] = None if default else copy.deepcopy(self.likelihood)
         inputs, targets = self._training_data()
+        # Made of targets in original units, then given these, which are the same up to rounding.
         original = self.target_standardizer.inverse(targets)
         model = type(self)(inputs, original, **config)
         for name in ("input_standardizer", "target_standardizer"):
             model.get_submodule(name).load_state_dict(self.get_submodule(name).state_dict())
-        model.set_train_data(targets=targets, strict=False)  # these, not the same up to rounding
+        model.set_train_data(targets=targets, strict=False)
         model.column_names, model._given = self.column_names, self._given
         return model
 
@@ -562,6 +500,7 @@ class GPRegression(RegressionGP):
             columns = options.pop("columns")
             scale, offset = (state[f"target_standardizer.{name}"] for name in ("scale", "offset"))
             model = cls(content["train_x"], content["train_targets"] * scale + offset, **options)
+            # An entry that is not there would have been replaced by a default.
             if unlike := model._config.keys() ^ (config.keys() - {"columns"}):
                 raise KeyError(*unlike)
             model.load_state_dict(state)
@@ -590,8 +529,8 @@ class GPRegression(RegressionGP):
             return value * scale.square()
         if path == "mean_module.constant" and value.shape == scale.shape:
             return value * scale + offset
-        of_features = any(isinstance(part, DeepKernel) for part in self.covar_module.modules())
-        if path.endswith(".lengthscale") and value.shape == columns.shape and not of_features:
+        is_deep = any(isinstance(kernel, DeepKernel) for kernel in self.covar_module.modules())
+        if path.endswith(".lengthscale") and value.shape == columns.shape and not is_deep:
             return value * columns
         return torch.full_like(value, torch.nan)
 

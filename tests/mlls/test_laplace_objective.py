@@ -162,23 +162,16 @@ def test_batches_of_a_partition_bound_the_evidence_from_below(case, hessian):
     assert whole >= looser[0] >= looser[1] >= looser[2]
 
 
-def test_single_outputs_of_a_gaussian_add_up_to_a_bound():
+@pytest.mark.parametrize(
+    ("case", "outputs", "count"), [("gaussian of two", "single", 2), ("softmax", "column", 3)]
+)
+def test_drawn_outputs_and_columns_add_up_to_a_bound(case, outputs, count):
     """With a Gaussian the partition by outputs is one by points of a larger set: proven."""
-    mll, x, target = objective("gaussian of two")
-    whole = ratio_of(mll, x, target)
-    single = objective("gaussian of two", outputs="single")[0]
-    draws = {round(ratio_of(single, x, target), 9) for _ in range(20)}
-    assert len(draws) == 2
-    assert sum(draws) >= whole
-
-
-def test_columns_of_a_softmax_are_a_bound():
-    mll, x, target = objective("softmax")
-    whole = ratio_of(mll, x, target)
-    column = objective("softmax", outputs="column")[0]
-    draws = {round(ratio_of(column, x, target), 9) for _ in range(30)}
-    assert len(draws) == 3
-    assert sum(draws) >= whole
+    mll, x, target = objective(case)
+    drawn = objective(case, outputs=outputs)[0]
+    draws = {round(ratio_of(drawn, x, target), 9) for _ in range(30)}
+    assert len(draws) == count
+    assert sum(draws) >= ratio_of(mll, x, target)
 
 
 def ratio_of(mll, x, target):

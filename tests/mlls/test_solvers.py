@@ -8,7 +8,6 @@ from linear_operator.operators import LinearOperator
 import gpclml._utils.environment
 from gpclml.conditioning import HeldOut, KFold, LastPoints, RandomHoldout
 from gpclml.errors import ArgumentError, NotConvergedError, UnknownNameError, UnsupportedError
-from gpclml.evaluation import conditional_log_marginal_likelihood
 from gpclml.fit import fit_batch
 from gpclml.inference import SolverWarning, training_observations
 from gpclml.linalg import ConjugateGradients
@@ -97,16 +96,6 @@ def test_every_strategy_is_served(conditioning):
     )
 
 
-def test_what_is_kept_of_a_covariance_has_no_graph():
-    mll = objective("cg")
-    settings = ConjugateGradients(kept_bytes=10**9)
-    latent = training_observations(mll.model).iterative(settings).latent
-    with torch.no_grad():
-        assert not (latent @ torch.ones(60, 1, dtype=torch.float64)).requires_grad
-    assert latent.kept_numbers > 0
-    assert (latent @ torch.ones(60, 1, dtype=torch.float64)).requires_grad
-
-
 @pytest.mark.parametrize("weight", [1.0, 0.5])
 def test_a_sum_that_the_model_makes_is_never_formed_whole(weight, monkeypatch):
     monkeypatch.setattr("gpclml.linalg.iterative._NUMBERS_AT_ONCE", 60 * 7)
@@ -154,14 +143,6 @@ def test_keops_kernels_multiply_by_themselves(monkeypatch):
     latent = training_observations(iterative.model).iterative(TIGHT).latent
     assert isinstance(latent, LinearOperator)
     assert_same(iterative, objective("cholesky", "rbf"))
-
-
-def test_keops_at_sizes_where_it_reduces(monkeypatch):
-    pytest.importorskip("pykeops", reason="KeOps is not installed")
-    monkeypatch.setitem(KERNELS, "keops", keops)
-    xy = data(n=900)  # below 800 GPyTorch takes matrices
-    settings = ConjugateGradients(tolerance=1e-8, preconditioner_rank=50)
-    assert_same(objective(settings, "keops", xy=xy), objective(settings, "rbf", xy=xy), 1e-5)
 
 
 def test_missing_targets():
@@ -241,18 +222,6 @@ def test_too_little_memory_is_said_before_anything_is_allocated(monkeypatch):
     value_and_gradient(objective("auto", kernel="linear"))  # exact by its parts
     with pytest.raises(ArgumentError, match="a block of 48 held-out points"):
         value_and_gradient(objective("cg", conditioning=RandomHoldout(0.8)))
-
-
-def test_a_score_by_conjugate_gradients():
-    x, y = data()
-    model = GPRegression(x, y)
-    conditioning = RandomHoldout(0.2, seed=1)
-    by_cg = conditional_log_marginal_likelihood(model, conditioning, solver=TIGHT)
-    by_cholesky = conditional_log_marginal_likelihood(model, conditioning)
-    torch.testing.assert_close(by_cg, by_cholesky, rtol=1e-8, atol=1e-8)
-    subset = RandomHoldout(0.2, seed=1, condition_on=10)
-    fewer = conditional_log_marginal_likelihood(model, subset)
-    assert not torch.isclose(fewer, by_cholesky)
 
 
 def test_what_is_refused():

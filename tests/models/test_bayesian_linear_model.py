@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 
 import gpytorch
-import numpy as np
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
-from gpytorch.distributions import MultivariateNormal
-from linear_operator import to_linear_operator
 
 import reference
 from benchmarks.evidence.ledger.fourier import fourier_data
@@ -19,11 +15,8 @@ from gpclml.conditioning import LastPoints, RandomOrderings
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
-    joint_log_predictive,
     learning_curve,
-    leave_one_out,
     log_marginal_likelihood,
-    marginal_log_predictive,
 )
 from gpclml.fit import fit_mll
 from gpclml.inference import evaluating, exact_posterior
@@ -108,30 +101,6 @@ def test_the_larger_fourier_model_overtakes_near_297_points(fourier):
     assert abs(int(mean.argmin()) - 55) < 12
 
 
-def test_density_estimation():
-    draws = torch.tensor(np.random.RandomState(2).randn(1000) + 1)
-    train, test = draws[:40], draws[40:]
-    x = torch.zeros(40, 1, dtype=torch.float64)
-
-    def model(variance):
-        return BayesianLinearModel(
-            x, train, PolynomialFeatures(0), prior_variance=variance, noise=1.0
-        )
-
-    assert log_marginal_likelihood(model(1.0)).item() == pytest.approx(-60.350350, abs=1e-6)
-    predicted = model(1.0).predict(x[:1])
-    assert predicted.mean.item() == pytest.approx(0.771763826, abs=1e-9)
-    assert predicted.variance.item() == pytest.approx(1.024390244, abs=1e-9)
-    variances = [0.1 * 1.2**i for i in range(51)]  # 0.1 to 900
-    lml = [log_marginal_likelihood(model(v)).item() for v in variances]
-    best = int(np.argmax(lml))
-    assert variances[best] == pytest.approx(0.6, rel=0.1)
-    assert (np.diff(lml[best:]) < 0).all()
-    new = torch.zeros(len(test), 1, dtype=torch.float64)
-    predictive = [marginal_log_predictive(model(v), new, test).sum().item() for v in variances]
-    assert (np.diff(predictive) > 0).all()
-
-
 # --- The same model by other roads ---
 
 
@@ -167,48 +136,6 @@ def test_weight_posterior_is_that_of_the_textbook(degree):
     torch.testing.assert_close(posterior.mean, mean, rtol=1e-8, atol=1e-9)
     variance = torch.linalg.inv(precision).diagonal()
     torch.testing.assert_close(posterior.variance(), variance, rtol=1e-8, atol=1e-9)
-
-
-class DenseGP(gpytorch.models.ExactGP):
-    """The GP of a linear model with its covariance as a plain matrix."""
-
-    def __init__(self, model: BayesianLinearModel):
-        super().__init__(model.train_inputs[0], model.train_targets, model.likelihood)
-        self.model = [model]  # not a submodule twice
-
-    def forward(self, x):
-        (model,) = self.model
-        phi = model.covar_module.features_of(x)
-        covariance = phi @ torch.diag(model.prior_variance) @ phi.mT
-        return MultivariateNormal(model.mean_module(x), to_linear_operator(covariance))
-
-
-@pytest.mark.parametrize("missing", [False, True])
-@pytest.mark.parametrize("degree", DEGREES)
-def test_scores_are_those_of_a_dense_gp(degree, missing):
-    y = Y.clone()
-    if missing:
-        y[[0, 7]] = torch.nan
-    model = make(degree, mean=constant_mean(), y=y)
-    policy = gpytorch.settings.observation_nan_policy("mask")
-    with policy if missing else contextlib.nullcontext():
-        results = [
-            [
-                log_marginal_likelihood(one),
-                learning_curve(one, orderings=4),
-                leave_one_out(one),
-                conditional_log_marginal_likelihood(one, RandomOrderings(5, 9)),
-                conditional_log_marginal_likelihood(one, LastPoints(10)),
-                joint_log_predictive(one, NEW, Y[:6]),
-                marginal_log_predictive(one, NEW, Y[:6]),
-            ]
-            for one in (model, DenseGP(model))
-        ]
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8, equal_nan=True)
-    curves = results[0][1]
-    total = curves.nansum(-1) if missing else curves.sum(-1)
-    torch.testing.assert_close(total, results[0][0].expand(4))
 
 
 @pytest.mark.parametrize("degree", DEGREES)
@@ -315,12 +242,6 @@ def test_inputs_of_one_column_and_default_features():
     assert model.noise.item() == pytest.approx(1.0)
     torch.testing.assert_close(model.features(X[:, 0]), X[:, :1])
     torch.testing.assert_close(model.predict(NEW[:, 0]).mean, model.predict(NEW[:, :1]).mean)
-
-
-def test_predictions_have_gradients():
-    model = make(1)
-    model.predict(NEW).mean.sum().backward()
-    assert float(model.covar_module.raw_prior_variance.grad.abs().min()) > 0
 
 
 def test_bad_arguments():

@@ -1,28 +1,121 @@
-"""DeepKernelGP as a BoTorch model: posteriors, transforms, states, outputs, what is refused."""
+"""DeepKernelGP as a BoTorch model: posteriors, states, conditioning, fantasies and fits."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import subprocess
 import sys
 
 import pytest
 import torch
+from botorch.acquisition import qKnowledgeGradient, qLogExpectedImprovement
+from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize, Standardize
+from botorch.optim import optimize_acqf
 from botorch.posteriors import GPyTorchPosterior
+from botorch.sampling import SobolQMCNormalSampler
+from gpytorch.kernels import AdditiveKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from gpytorch.mlls import (
+    ExactMarginalLogLikelihood,
+    LeaveOneOutPseudoLikelihood,
+)
 from gpytorch.priors import LogNormalPrior
 
-from deep_kernel_cases import BARE, KERNELS, SHAPES, data, make, members, moved, points
+from gpclml.conditioning import LastPoints, LeaveOneOut
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.kernels.networks import reset_network
+from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import find_networks
 from gpclml.models.botorch import DeepKernelGP
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::botorch.exceptions.warnings.InputDataWarning",  # of single precision
-)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::botorch.exceptions.warnings.InputDataWarning"),
+    pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
+]
+
+
+BARE = {"input_transform": None, "outcome_transform": None}
+KERNELS = ("deep", "deep_bottleneck")
+SHAPES = [
+    pytest.param(torch.Size(batch), m, id=f"batch{list(batch)}-outputs{m}")
+    for batch, m in itertools.product([(), (2,)], [1, 2])
+]
+
+
+def data(batch_shape=(), m=1, n=8, dtype=torch.float64):
+    """Inputs in the unit square and standardized outcomes."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(*batch_shape, n, 2, generator=generator, dtype=dtype)
+    noise = torch.randn(*batch_shape, n, m, generator=generator, dtype=dtype)
+    y = (5 * x[..., :1] + torch.arange(m, dtype=dtype)).sin() + x[..., 1:] ** 2 + 0.1 * noise
+    return x, (y - y.mean(-2, keepdim=True)) / y.std(-2, keepdim=True)
+
+
+def points(*shape, dtype=torch.float64, seed=5):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(*shape, generator=generator, dtype=dtype)
+
+
+def make(batch_shape=(), m=1, kernel="deep", observed_noise=False, dtype=torch.float64, **options):
+    """A model whose networks count and whose members differ."""
+    x, y = data(batch_shape, m, dtype=dtype)
+    noise = 0.01 + 0.02 * points(*y.shape, dtype=dtype) if observed_noise else None
+    options = {"feature_share": 0.4} | options
+    return moved(DeepKernelGP(x, y, noise, kernel=kernel, **options))
+
+
+@torch.no_grad()
+def moved(model):
+    generator = torch.Generator().manual_seed(3)
+    for parameter in model.parameters():
+        draw = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.add_(0.3 * draw.to(parameter))
+    return model
+
+
+def on_data(model, x, y, noise=None, member=()):
+    """A model of other data, its units left alone, with the parameters of one or of a member."""
+    additive = any(isinstance(module, AdditiveKernel) for module in model.modules())
+    kernel = KERNELS[0] if additive else KERNELS[1]
+    other = DeepKernelGP(x, y, noise, kernel=kernel, **BARE)
+    with torch.no_grad():
+        for own, given in zip(other.parameters(), model.parameters(), strict=True):
+            own.copy_(given[member])
+    return other
+
+
+def members(model, x, y, noise=None):
+    """Each batch member and output: its places, and a model of it alone.
+
+    Args:
+        model: Its parameters count.
+        x: Inputs, ``(*batch, n, d)``.
+        y: Outcomes, ``(*batch, n, m)``.
+        noise: Their noise variances.
+
+    Yields:
+        Its place in the batch, its output, and its model.
+    """
+    outputs = y.shape[-1]
+    for place in itertools.product(*map(range, y.shape[:-2])):
+        for output in range(outputs):
+            one = slice(output, output + 1)
+            own_noise = None if noise is None else noise[place][..., one]
+            member = (*place, output) if outputs > 1 else place
+            yield place, output, on_data(model, x[place], y[place][..., one], own_noise, member)
+
+
+def noise_of(model):
+    """The observed noise variances in the units of the outcomes that the model holds."""
+    if not isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
+        return None
+    noise = model.likelihood.noise.detach()
+    return noise.mT if model.num_outputs > 1 else noise.unsqueeze(-1)
 
 
 @pytest.mark.parametrize(
@@ -204,3 +297,183 @@ def test_deviations_do_not_depend_on_the_units_of_the_outcome(scale):
     torch.testing.assert_close(found.mean / scale, expected.mean, rtol=1e-6, atol=0)
     torch.testing.assert_close(deviations[1] / scale, deviations[0], rtol=1e-6, atol=0)
     torch.testing.assert_close(draws[1] / scale, draws[0], rtol=1e-5, atol=1e-6)
+
+
+CASES = [("deep", False), ("deep_bottleneck", True)]
+
+
+def check_same(found, expected, place=(), output=slice(None)):
+    for name in ("mean", "variance"):
+        part = getattr(found, name)[place][..., output]
+        assert torch.allclose(part, getattr(expected, name).reshape_as(part), atol=1e-7)
+
+
+@pytest.mark.parametrize(("kernel", "observed_noise"), CASES)
+@pytest.mark.parametrize(("batch_shape", "m"), SHAPES)
+def test_conditioning_is_a_model_of_all_data(batch_shape, m, kernel, observed_noise):
+    model = make(batch_shape, m, kernel, observed_noise, **BARE)
+    x, y = data(batch_shape, m)
+    test = points(*batch_shape, 4, 2)
+    model.posterior(test)
+    new_x, new_y = points(*batch_shape, 3, 2, seed=2), points(*batch_shape, 3, m, seed=3)
+    noise = {"noise": torch.full_like(new_y, 0.04)} if observed_noise else {}
+    conditioned = model.condition_on_observations(new_x, new_y, **noise)
+    every = torch.cat([noise_of(model), noise["noise"]], -2) if observed_noise else None
+    fresh = on_data(model, torch.cat([x, new_x], -2), torch.cat([y, new_y], -2), every)
+    check_same(conditioned.posterior(test), fresh.posterior(test))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("m", [1, 2])
+def test_conditioning_keeps_the_units(kernel, m):
+    low, width = torch.tensor([-1.0, 0.0]).double(), torch.tensor([3.0, 4.0]).double()
+    x, y = data((), m)
+    model = make((), m, kernel)
+    cube = Normalize(2, bounds=torch.stack([low, low + width]))
+    scaled = DeepKernelGP(low + width * x, 3 * y + 2, kernel=kernel, input_transform=cube)
+    with torch.no_grad():
+        for own, given in zip(scaled.parameters(), model.parameters(), strict=True):
+            own.copy_(given)
+    test, new_x, new_y = points(4, 2), points(3, 2, seed=2), points(3, m, seed=3)
+    scaled.posterior(low + width * test)
+    conditioned = scaled.condition_on_observations(low + width * new_x, 3 * new_y + 2)
+    found = conditioned.posterior(low + width * test)
+    bare = on_data(model, torch.cat([x, new_x]), torch.cat([y, new_y]))
+    expected = bare.posterior(test)
+    assert torch.allclose(found.mean, 3 * expected.mean + 2)
+    assert torch.allclose(found.variance, 9 * expected.variance)
+
+
+@pytest.mark.parametrize(("kernel", "observed_noise"), CASES)
+@pytest.mark.parametrize(("batch_shape", "m"), SHAPES)
+def test_fantasies_are_exact_conditioning(batch_shape, m, kernel, observed_noise):
+    model = make(batch_shape, m, kernel, observed_noise, **BARE)
+    test, new_x = points(*batch_shape, 4, 2), points(*batch_shape, 2, 2, seed=4)
+    fantasies = model.fantasize(new_x, SobolQMCNormalSampler(torch.Size([3]), seed=0))
+    x, y = data(batch_shape, m)
+    drawn = outcomes(fantasies)[..., -2:, :]
+    assert drawn.shape == (3, *batch_shape, 2, m)
+    assert float(drawn.std(0).min()) > 0
+    found = fantasies.posterior(test)
+    assert found.mean.shape == (3, *batch_shape, 4, m)
+    known = noise_of(fantasies)
+    for fantasy in range(3):
+        every_y = torch.cat([y, drawn[fantasy]], -2)
+        noise = None if known is None else known.expand(3, *every_y.shape)[fantasy]
+        for place, output, alone in members(model, torch.cat([x, new_x], -2), every_y, noise):
+            check_same(found, alone.posterior(test[place]), (fantasy, *place), output)
+
+
+@pytest.mark.parametrize("m", [1, 2])
+def test_fantasies_at_batches_of_points(m):
+    model = make((), m, **BARE)
+    x, test = points(5, 2, 2, seed=4), points(4, 2)
+    fantasies = model.fantasize(x, SobolQMCNormalSampler(torch.Size([3]), seed=0))
+    found = fantasies.posterior(test)
+    assert found.mean.shape == (3, 5, 4, m)
+    alone = model.condition_on_observations(x[1], outcomes(fantasies)[2, 1, -2:])
+    check_same(found, alone.posterior(test), (2, 1))
+    further = fantasies.condition_on_observations(points(1, 2), points(1, m))
+    assert further.posterior(test).mean.shape == (3, 5, 4, m)
+
+
+def test_gradients_through_fantasies():
+    acquisition = qKnowledgeGradient(make(), num_fantasies=2)
+    assert torch.autograd.gradcheck(acquisition, points(1, 3, 2).requires_grad_())
+
+
+def outcomes(model):
+    """All outcomes that a model holds, ``(*batch, n, m)``."""
+    targets = model.train_targets.detach()
+    return targets.mT if model.num_outputs > 1 else targets.unsqueeze(-1)
+
+
+OBJECTIVES = {
+    "clml": ConditionalMarginalLogLikelihood,
+    "lml": lambda likelihood, model: ConditionalMarginalLogLikelihood(
+        likelihood, model, LastPoints(0)
+    ),
+    "loo": lambda likelihood, model: ConditionalMarginalLogLikelihood(
+        likelihood, model, LeaveOneOut()
+    ),
+    "gpytorch-lml": ExactMarginalLogLikelihood,
+    "gpytorch-loo": LeaveOneOutPseudoLikelihood,
+}
+FEW = {"optimizer_kwargs": {"options": {"maxiter": 6}}, "max_attempts": 1}
+
+
+def values(mll):
+    mll.train()
+    with torch.no_grad():
+        if hasattr(mll, "compute_custom_loss"):
+            return -mll.compute_custom_loss()
+        model = mll.model
+        return mll(model(*model.train_inputs), model.train_targets)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    x, y = data(n=12)
+    model = DeepKernelGP(x, y, feature_share=0.3)
+    fit_gpytorch_mll(ConditionalMarginalLogLikelihood(model.likelihood, model), **FEW)
+    return model, y
+
+
+@pytest.mark.filterwarnings("ignore::botorch.exceptions.warnings.OptimizationWarning")
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_is_improved(name, kernel):
+    batch_shape, m = (2,), 2
+    model = moved(DeepKernelGP(*data(batch_shape, m), kernel=kernel, feature_share=0.3))
+    mll = OBJECTIVES[name](model.likelihood, model)
+    before, [network] = values(mll), find_networks(model)
+    weights = [parameter.clone() for parameter in network.parameters()]
+    fit_gpytorch_mll(mll, **FEW)
+    assert not mll.training
+    after = values(mll)
+    assert after.shape == model._aug_batch_shape
+    assert (after > before).all()
+    moves = [(new != old).any() for new, old in zip(network.parameters(), weights, strict=True)]
+    assert sum(moves) >= len(moves) - 1  # a shift of all features, the last bias, changes nothing
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_outputs_are_fitted_each_by_itself(kernel):
+    x, y = data(m=2)
+    model = moved(DeepKernelGP(x, y, kernel=kernel, feature_share=0.3, **BARE))
+    alone = [one for *_, one in members(model, x, y)]
+    few = {"optimizer_kwargs": {"options": {"maxiter": 3}}, "max_attempts": 1}
+    for one in (model, *alone):
+        fit_gpytorch_mll(ConditionalMarginalLogLikelihood(one.likelihood, one), **few)
+    found = values(ConditionalMarginalLogLikelihood(model.likelihood, model))
+    expected = [values(ConditionalMarginalLogLikelihood(one.likelihood, one)) for one in alone]
+    assert torch.allclose(found, torch.stack(expected), atol=1e-5)
+
+
+def test_from_its_start_a_fit_is_that_of_single_task_gp():
+    x, y = data(n=12)
+    optima = []
+    for model in (DeepKernelGP(x, y, input_transform=None), SingleTaskGP(x, y)):
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(0))
+        fit_gpytorch_mll(mll)
+        optima.append(float(values(mll)))
+    assert optima[0] == pytest.approx(optima[1], abs=2e-3)
+    assert optima[0] > optima[1] - 1e-4
+
+
+def test_acquisition_functions_are_optimized(fitted):
+    (model, y), q = fitted, 3
+    acquisition = qLogExpectedImprovement(model, best_f=y.max())
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
+    points_, value = optimize_acqf(acquisition, bounds, q, num_restarts=2, raw_samples=16)
+    assert points_.shape == (q, 2)
+    assert ((points_ >= 0) & (points_ <= 1)).all()
+    with torch.no_grad():
+        assert float(acquisition(points_)) == pytest.approx(float(value))
+        assert float(value) > float(acquisition(points(200, q, 2)).max()) - 1e-3
+
+
+def test_gradients_of_acquisition_functions(fitted):
+    model, y = fitted
+    acquisition = qLogExpectedImprovement(model, best_f=y.max())
+    assert torch.autograd.gradcheck(acquisition, points(2, 2, 2).requires_grad_(), atol=1e-4)

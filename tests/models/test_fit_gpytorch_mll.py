@@ -10,7 +10,6 @@ from botorch.models import KroneckerMultiTaskGP, MultiTaskGP, SingleTaskGP
 from botorch.models.transforms import Normalize, Standardize
 from botorch.optim.fit import fit_gpytorch_mll_torch
 
-from gpclml.conditioning import LeaveOneOut, RandomHoldout
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
@@ -128,16 +127,6 @@ def test_two_seeds_reach_the_same_optimum(make):
     assert Counted.fixed > 20
     assert Counted.fresh == 0
     assert torch.stack(optima).std(0).max() < (1e-9 if make is kronecker else 1e-5), optima
-
-
-@pytest.mark.parametrize("conditioning", [LeaveOneOut(), RandomHoldout(0.3)], ids=repr)
-def test_a_strategy_that_is_passed_is_fixed_too(conditioning):
-    model = single()
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
-    before = value(mll)
-    fit_gpytorch_mll(mll)
-    assert value(mll) > before
-    assert torch.equal(value(mll), value(mll))
 
 
 def test_botorchs_torch_optimizer():

@@ -7,13 +7,11 @@ import torch
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, SoftmaxLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-import reference
-from gpclml.conditioning import LastPoints, LeaveOneOut
 from gpclml.curvature import Full, GaussianWeightPrior
-from gpclml.errors import ShapeError, UnsupportedError
+from gpclml.errors import UnsupportedError
 from gpclml.kernels import LinearizedMean, NeuralTangentKernel
 from gpclml.kernels.networks import MLP
-from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
+from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedGP, LinearizedNetwork
 
 N = 15
@@ -104,32 +102,6 @@ def test_the_gap_to_the_laplace_evidence(steps):
         theirs = torch.autograd.grad(mll(gp(X), Y), hyper)
         for one, two in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
-
-
-def test_objectives_of_exact_gps_take_it():
-    model, likelihood, _ = parts(5)
-    gp = LinearizedGP(X, Y, likelihood, model)
-    J, delta = jacobian(model.network, X).detach(), precisions(model).detach()
-    K = J / delta @ J.mT + likelihood.noise.detach() * torch.eye(N)
-    residual = Y - (model.network(X).squeeze(-1) - J @ weights(model.network)).detach()
-    held_out = torch.arange(9, N)
-    expected = reference.conditional_log_density(K, residual, held_out) / len(held_out)
-    mll = ConditionalMarginalLogLikelihood(likelihood, gp, LastPoints(m=9))
-    torch.testing.assert_close(mll(gp(X), Y).detach(), expected)
-    singles = [reference.conditional_log_density(K, residual, torch.tensor([i])) for i in range(N)]
-    loo = ConditionalMarginalLogLikelihood(likelihood, gp, LeaveOneOut())
-    torch.testing.assert_close(loo(gp(X), Y).detach(), torch.stack(singles).mean())
-
-
-def test_what_it_does_not_take():
-    network = MLP([2, 3, 2]).double()
-    kernel = NeuralTangentKernel(network, GaussianWeightPrior(network))
-    with pytest.raises(ShapeError, match="2 outputs"):
-        kernel(X).to_dense()
-    with pytest.raises(UnsupportedError, match="no batch"):
-        kernel(drawn(3, N, 2)).to_dense()
-    with pytest.raises(UnsupportedError, match="last_dim_is_batch"):
-        kernel.forward(X, X, last_dim_is_batch=True)
 
 
 def test_what_other_libraries_ask_for_is_refused_by_name():

@@ -38,12 +38,6 @@ def test_constant_columns_get_scale_one(level, dtype):
     assert standardizer(values)[:, 1].abs().max() <= 200
 
 
-@pytest.mark.parametrize("magnitude", [1e-150, 1e200])
-def test_extreme_magnitudes(magnitude):
-    values = magnitude * torch.randn(20, dtype=torch.float64)
-    torch.testing.assert_close(Standardizer.fit(values, -1)(values).std().item(), 1.0)
-
-
 def test_a_single_value_and_all_missing():
     assert Standardizer.fit(torch.tensor([3.0]), -1).scale == 1
     missing = Standardizer.fit(torch.tensor([torch.nan, torch.nan]), -1)

@@ -9,7 +9,7 @@ import torch
 
 from gpclml import Laplace, StackedGP
 from gpclml.fit import FitResult
-from gpclml.models import GPRegression
+from gpclml.models import BayesianLinearModel, GPRegression
 
 
 def frame():
@@ -33,6 +33,8 @@ def test_lengthscales_noise_and_mean_are_also_in_the_units_of_the_data():
         "ConstantMean.constant": y.mean() + 0.5 * y.std(),
     }
     assert found.original.to_dict() == pytest.approx(expected)
+    linear = BayesianLinearModel(torch.rand(9, 3), torch.rand(9), noise=0.5).summary()
+    assert linear.loc["GaussianLikelihood.noise"].tolist() == pytest.approx([0.5, 0.5])
 
 
 @pytest.mark.parametrize("kernel", ["deep", "deep_bottleneck"])
