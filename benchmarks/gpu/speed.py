@@ -25,7 +25,7 @@ from benchmarks.speed.methods import (
 )
 from benchmarks.speed.runs import interleaved_times
 from gpclml.fit import FitWarning
-from gpclml.linalg import DenseCovariance
+from gpclml.inference.observations import MATRICES_AT_PEAK
 from gpclml.linalg.matrices import inverse_of_factor
 
 __all__ = ["OPERATIONS", "run"]
@@ -170,7 +170,7 @@ def _step_rows(device: str, dtype: str, n: int, methods: list[str], seconds: flo
     kind = getattr(torch, dtype)
     problem = Problem(n, kind, device)
     steps = {name: gradient_step(name, problem) for name in methods}
-    predicted = DenseCovariance.memory(torch.Size((n, n)), n // 10) * kind.itemsize / 2**30
+    predicted = MATRICES_AT_PEAK * n * n * kind.itemsize / 2**30
     found = timed(steps, device, seconds, base=BASE, memory=True)
     rows = []
     for name, row in found.items():
