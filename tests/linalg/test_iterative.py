@@ -14,7 +14,7 @@ from linear_operator import to_linear_operator
 from linear_operator.utils.warnings import NumericalWarning
 
 import reference
-from gpclml.errors import ArgumentError, NonFiniteError, NotConvergedError
+from gpclml.errors import ArgumentError, NonFiniteError, NotConvergedError, UnsupportedError
 from gpclml.linalg import (
     ConjugateGradients,
     DenseCovariance,
@@ -200,10 +200,12 @@ def test_what_is_not_reached_is_an_error_or_a_warning():
         density(single, r.float(), held_out, ConjugateGradients(tolerance=1e-9))
 
 
-def test_a_block_of_all_points_is_refused():
+def test_blocks_that_are_refused():
     covariance = rbf(points(10), *parameters())
     with pytest.raises(ArgumentError, match="at least one point left"):
         density(covariance, reference.random_residual(10), torch.arange(10))
+    with pytest.raises(UnsupportedError, match="points of its own in each batch member"):
+        covariance.conditional_log_density(torch.ones(2, 10).double(), torch.tensor([[1], [2]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
