@@ -592,7 +592,8 @@ class DifferentiatedGram(Gram):
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
         dtype = _dtype(x, other)
-        matrix = self._matrix(x.to(dtype), (x if other is None else other).to(dtype))
+        left = x.to(dtype)
+        matrix = self._matrix(left, left if other is None else other.to(dtype))
         return Evaluated(matrix.detach(), _needing(matrix), lambda G: _gradients(matrix, G))
 
 
@@ -647,7 +648,8 @@ class TasksGram(DifferentiatedGram):
 
     def _matrix(self, x: Tensor, other: Tensor) -> Tensor:
         C = self._kernel._eval_covar_matrix().to(x)
-        left, right = _memberships(x, C), _memberships(other, C)
+        left = _memberships(x, C)
+        right = left if other is x else _memberships(other, C)
         return left @ C @ right.mT
 
 

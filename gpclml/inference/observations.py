@@ -60,7 +60,7 @@ Solver = Literal["auto", "cholesky", "cg"] | ConjugateGradients
 """A name, or the settings of conjugate gradients."""
 
 _SMALL = 2**20  # entries of covariances for which nobody asks how much memory there is
-_MATRICES = 7  # at the peak of a step: those of the kernel, of the factor and of the gradient
+MATRICES_AT_PEAK = 7  # of a step: those of the kernel, of the factor and of the gradient
 _VECTORS = 12  # arrays of n times the size of a block at the peak of a step of conjugate gradients
 
 _ENTRY_BY_ENTRY = (
@@ -240,14 +240,14 @@ class Observations:
             factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
             checked: See :func:`gpclml.linalg.safe_cholesky`.
         """
-        residual, block = self.residual, max(group.shape[-1] for group in blocks)
         size = self.shape.numel()
-        numbers = _MATRICES * size
+        numbers = MATRICES_AT_PEAK * size
         if solver in ("auto", "cholesky") and (size <= _SMALL or self._fits(numbers)):
-            covariance = self.covariance
-            if isinstance(covariance, DenseCovariance):
-                return covariance.factored_in(factor_dtype, checked=checked)
-            return covariance
+            covariance, is_default = self.covariance, factor_dtype is None and checked
+            if is_default or not isinstance(covariance, DenseCovariance):
+                return covariance
+            return covariance.factored_in(factor_dtype, checked=checked)
+        residual, block = self.residual, max(group.shape[-1] for group in blocks)
         n, dtype, device = residual.shape[-1], residual.dtype, residual.device
         if solver != "cholesky":
             needed = _VECTORS * residual.numel() * (block + 1)

@@ -639,13 +639,9 @@ def _check_unchanged(model: ExactGP, copies: dict[str, Tensor]) -> None:
     """
     tensors = _tensors(model)
     for name in {**copies, **tensors}:
-        old, new = copies.get(name), tensors.get(name)
-        if (
-            old is None
-            or new is None
-            or (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device)
-            or not torch.allclose(old, new, rtol=0.0, atol=0.0, equal_nan=True)  # NaN: missing
-        ):
+        old, new = (given.get(name, torch.empty(0)) for given in (copies, tensors))
+        same_kind = (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
+        if not same_kind or not torch.allclose(old, new, 0.0, 0.0, equal_nan=True):  # NaN: missing
             raise ArgumentError(
                 "model", f"a changed {name}",
                 "the parameters and data that the posterior was computed with",

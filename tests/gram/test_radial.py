@@ -39,7 +39,7 @@ def matrix(points, *arguments):
     return matrix_node(radial(points, *arguments), points.dtype)
 
 
-def by_definition(points, profile, power=None):
+def defined(points, profile, power=None):
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     return BY_DEFINITION[profile](distances, None if power is None else power[..., None, None])
 
@@ -63,7 +63,7 @@ BATCHES = [((), (1, 3), ()), ((), (1, 1), (2,)), ((2, 1), (3, 1, 3), (3,)), ((3,
 @pytest.mark.parametrize("profile", PROFILES)
 def test_values_and_gradients(profile, batch, lengthscale, power):
     x, a, length = problem(profile, batch, lengthscale, power)
-    expected = by_definition(x / length, profile, a)
+    expected = defined(x / length, profile, a)
     value = matrix(x, profile, a, length)
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(
@@ -142,7 +142,7 @@ def test_extreme_lengthscales(profile, lengthscale):
     K = matrix(scaled, profile, power)
     # The angle of a cosine is then known to a few roundings of a million only.
     atol = 1e-6 if profile == "cosine" and lengthscale < 1 else 1e-10
-    expected = by_definition(scaled.detach(), profile, power)
+    expected = defined(scaled.detach(), profile, power)
     torch.testing.assert_close(K, expected, rtol=1e-9, atol=atol)
     K.sum().backward()
     assert torch.isfinite(scaled.grad).all()
@@ -167,7 +167,7 @@ def test_many_points_in_single_precision(monkeypatch, profile, batch):
     power = torch.tensor(0.7) if profile == "rational_quadratic" else None
     K = matrix(points, profile, power)
     double = points.detach().double().requires_grad_()
-    expected = by_definition(double, profile, None if power is None else power.double())
+    expected = defined(double, profile, None if power is None else power.double())
     assert K.dtype == torch.float32
     # The angle of a cosine is rounded to single precision.
     atol = 1e-3 if profile == "cosine" else 1e-6

@@ -37,7 +37,7 @@ def test_all_numbers_are_those_of_gpytorch(batch):
     value, many = theirs.mean + 1.0, torch.zeros(4, *batch, 5, dtype=torch.float64)
     base = torch.linspace(-1, 1, 4 * theirs.mean.numel(), dtype=torch.float64)
     base = base.reshape(4, *theirs.mean.shape)
-    found, expected = (
+    values, expected = (
         [
             normal.mean, normal.variance, normal.stddev, *normal.confidence_region(),
             normal.covariance_matrix, normal.log_prob(value), normal.log_prob(many),
@@ -51,8 +51,8 @@ def test_all_numbers_are_those_of_gpytorch(batch):
         ]
         for normal in (ours, theirs)
     )  # fmt: skip
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
+    for number, reference in zip(values, expected, strict=True):
+        torch.testing.assert_close(number, reference)
     assert type(ours[..., 1:3]) is type(ours + ours) is PosteriorNormal
 
 
@@ -69,9 +69,9 @@ def test_a_singular_covariance_is_drawn_from_and_scored_in_any_units(scale, dtyp
     torch.testing.assert_close(draw, torch.ones(1, 3, dtype=dtype), rtol=5e-3, atol=0)
     with warns:
         unit = PosteriorNormal(mean, covariance).log_prob(mean)
-        found = PosteriorNormal(mean, covariance * scale**2).log_prob(mean)
+        scaled = PosteriorNormal(mean, covariance * scale**2).log_prob(mean)
     # Jitter is a share of the unit squared, which is a power of two: up to twice as much or half.
-    torch.testing.assert_close(found + 3 * math.log(scale), unit, rtol=0, atol=2 * math.log(2))
+    torch.testing.assert_close(scaled + 3 * math.log(scale), unit, rtol=0, atol=2 * math.log(2))
 
 
 def test_a_variance_that_rounding_made_negative_has_a_root_and_a_gradient():
@@ -85,7 +85,7 @@ def test_a_variance_that_rounding_made_negative_has_a_root_and_a_gradient():
 
 
 def test_gradients_of_the_log_density_are_those_of_gpytorch():
-    mean, covariance = (part.requires_grad_() for part in moments())
+    mean, covariance = (x.requires_grad_() for x in moments())
     value = torch.ones(5, dtype=torch.float64)
     gradients = [
         torch.autograd.grad(kind(mean, covariance).log_prob(value), (mean, covariance))
@@ -132,7 +132,7 @@ def test_powers_of_two_change_no_digit(exponent):
         normal.log_prob(mean * 0) + 5 * math.log(size), plain.log_prob(mean * 0)
     )
     base = torch.ones(1, 5, dtype=torch.float64)
-    draws = [one.rsample(torch.Size([1]), base) for one in (normal, plain)]
+    draws = [q.rsample(torch.Size([1]), base) for q in (normal, plain)]
     assert torch.equal(draws[0], draws[1] * size)
 
 

@@ -22,6 +22,7 @@ from gpclml.linalg import (
     take,
     take_rows,
 )
+from gpclml.linalg.matrices import inverse_of_factor
 
 N = 7
 BLOCKS = {
@@ -254,6 +255,13 @@ def test_jitter_goes_to_the_failing_member_alone_and_scales_with_it():
         torch.testing.assert_close(product[1], pair[1].double(), rtol=2e-6, atol=1.0)
 
 
+def test_jitter_grows_tenfold():
+    # Eigenvalues 1 and -3e-7: of jitters 1e-8, 1e-7, ... of the mean diagonal 1/2 the third helps.
+    K = torch.tensor([[0.5, 0.5], [0.5, 0.5]]).double() - 1.5e-7 * torch.tensor([[1, -1], [-1, 1]])
+    with pytest.warns(NumericalWarning, match=r"jitter of 5\.0e-07 was added"):
+        safe_cholesky(K)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_non_finite(value):
     K = reference.random_covariance(4)
@@ -261,6 +269,15 @@ def test_non_finite(value):
     with pytest.raises(NonFiniteError, match="2 non-finite of 16 entries") as caught:
         safe_cholesky(K)
     assert isinstance(caught.value, NanError)  # BoTorch steps back on it
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(("n", "batch"), [(1, ()), (5, (2,)), (300, (2,)), (600, ())])
+def test_inverse_of_a_factor(n, batch, in_place):
+    K = reference.random_covariance(n, batch)
+    inverse = inverse_of_factor(safe_cholesky(K), in_place=in_place)
+    identity = torch.eye(n, dtype=torch.float64).expand(K.shape)
+    torch.testing.assert_close(inverse @ K, identity, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(("n", "k", "batch"), [(5, 3, ()), (600, 20, ()), (513, 7, (2,))])

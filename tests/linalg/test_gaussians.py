@@ -105,8 +105,8 @@ def test_a_few_columns_at_a_time_are_all_at_once(form, monkeypatch):
 
     whole = answers()
     monkeypatch.setattr(gaussians, "_COLUMNS_AT_ONCE", 4)
-    for one, other in zip(answers(), whole, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    for answer, expected in zip(answers(), whole, strict=True):
+        torch.testing.assert_close(answer, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -198,10 +198,12 @@ def test_divergences_of_all_pairs(of, to):
     torch.testing.assert_close(value, kl_divergence(*pair), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(value, formula, rtol=1e-9, atol=1e-9)
     every = [x for side in given for x in side]
-    for one, other in zip(
+    for answer, expected in zip(
         reference.gradients(value, *every), reference.gradients(formula, *every), strict=True
     ):
-        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8 * float(1 + other.abs().max()))
+        torch.testing.assert_close(
+            answer, expected, rtol=1e-7, atol=1e-8 * float(1 + expected.abs().max())
+        )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -223,16 +225,15 @@ def test_the_posterior_is_that_of_the_textbook(n, R):
     assert isinstance(posterior, FullGaussian if n >= R else DualGaussian)
     mean, covariance = textbook(*given)
     points = numbers(4, R, seed=5)
-    answers = posterior.mean, posterior.predictive_covariance(points)
-    expected = mean, points @ covariance @ points.mT
-    for one, other in zip(answers, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    ours = posterior.mean, posterior.predictive_covariance(points)
+    theirs = mean, points @ covariance @ points.mT
+    for answer, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(answer, expected, rtol=1e-9, atol=1e-9)
     gradients = [
-        reference.gradients(both[0].sum() + 2 * both[1].sum(), *given)
-        for both in (answers, expected)
+        reference.gradients(both[0].sum() + 2 * both[1].sum(), *given) for both in (ours, theirs)
     ]
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8)
+    for answer, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(answer, expected, rtol=1e-7, atol=1e-8)
     posterior, (_, covariance) = linear_posterior(*given), textbook(*given)
     torch.testing.assert_close(posterior.log_det(), torch.linalg.slogdet(covariance)[1])
 
@@ -263,11 +264,11 @@ def test_memory_is_asked_before_it_is_taken():
 
 
 def test_bad_arguments():
-    one = torch.ones(3)
+    prior = torch.ones(3)
     for make, match in (
-        (lambda: linear_posterior(torch.ones(2, 3), torch.ones(2), -one, torch.ones(2)), "prior"),
-        (lambda: linear_posterior(torch.ones(2, 3), torch.ones(2), one, -torch.ones(2)), "noise"),
-        (lambda: TrainableGaussian(LowRankFamily(4), one), "rank: got 4"),
+        (lambda: linear_posterior(torch.ones(2, 3), torch.ones(2), -prior, torch.ones(2)), "prior"),
+        (lambda: linear_posterior(torch.ones(2, 3), torch.ones(2), prior, -torch.ones(2)), "noise"),
+        (lambda: TrainableGaussian(LowRankFamily(4), prior), "rank: got 4"),
     ):
         with pytest.raises(ArgumentError, match=match):
             make()
@@ -277,4 +278,4 @@ def test_bad_arguments():
             raise NotImplementedError
 
     with pytest.raises(UnsupportedError, match="family: got Unknown"):
-        TrainableGaussian(Unknown(), one)
+        TrainableGaussian(Unknown(), prior)

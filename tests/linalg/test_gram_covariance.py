@@ -196,10 +196,31 @@ def test_a_parameter_that_changed_before_the_backward_pass_is_found_out():
         value.backward()
 
 
-def test_a_singular_covariance_takes_jitter():
+@pytest.mark.parametrize("noise", [None, torch.zeros(1).double()])
+def test_a_singular_covariance_takes_jitter(noise):
+    """Also where its memory was taken for the factor that failed."""
     x = torch.zeros(4, 2, dtype=torch.float64, requires_grad=True)
-    covariance = covariance_of(RBFKernel().double(), x, None)
+    covariance = covariance_of(RBFKernel().double(), x, noise)
+    residual = torch.ones(4, dtype=torch.float64)
     with pytest.warns(NumericalWarning, match="singular to rounding"):
-        covariance.log_density_and_vjp(
-            torch.ones(4).double(), covariance.density([torch.arange(4).unsqueeze(0)])
-        )
+        value = covariance.held_out_log_density(residual, [torch.arange(4).unsqueeze(0)])
+    with pytest.warns(NumericalWarning, match="singular to rounding"):
+        expected = DenseCovariance(covariance.matrix.detach()).log_density(residual)
+    torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize("noise", ["one", "each"])
+def test_members_with_held_out_points_of_their_own(noise):
+    kernel, x, variances, _ = problem("scaled matern", noise)
+    residual = torch.randn(2, N, generator=torch.Generator().manual_seed(4)).double()
+    residual.requires_grad_()
+    held_out, wanted = torch.tensor([[6, 1, 4], [0, 8, 2]]), leaves(kernel, x, variances, residual)
+    value = covariance_of(kernel, x, variances).conditional_log_density(residual, held_out)
+    matrix = DenseCovariance(covariance_of(kernel, x, variances).matrix)
+    expected = torch.stack(
+        [matrix.conditional_log_density(residual[i], held_out[i]) for i in range(2)]
+    )
+    torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-11)
+    weights = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    ours = torch.autograd.grad((value * weights).sum(), wanted)
+    assert_close(ours, torch.autograd.grad((expected * weights).sum(), wanted))

@@ -14,7 +14,7 @@ from linear_operator import to_linear_operator
 from linear_operator.utils.warnings import NumericalWarning
 
 import reference
-from gpclml.errors import ArgumentError, NonFiniteError, NotConvergedError
+from gpclml.errors import ArgumentError, NonFiniteError, NotConvergedError, UnsupportedError
 from gpclml.linalg import (
     ConjugateGradients,
     DenseCovariance,
@@ -92,6 +92,19 @@ def test_value_and_gradient_are_those_of_the_dense_density(n, share, kept, rank)
     assert report.residual <= 1e-10
 
 
+def test_each_block_has_its_own_density_and_report():
+    x, r, hyperparameters = points(12), reference.random_residual(12), parameters()
+    blocks = [torch.tensor([[1, 5], [0, 7]]), torch.tensor([[2, 3, 4]])]
+    covariance = replace(rbf(x, *hyperparameters), settings=TIGHT)
+    values = covariance.block_log_densities(r, blocks)
+    K = dense(x, *hyperparameters)
+    expected = torch.stack(
+        [reference.conditional_log_density(K, r, rows) for group in blocks for rows in group]
+    )
+    torch.testing.assert_close(values, expected, rtol=1e-9, atol=1e-9)
+    assert len(covariance.reports) == 3
+
+
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_chunks_make_no_difference(chunk, monkeypatch):
     n = 40
@@ -105,8 +118,8 @@ def test_chunks_make_no_difference(chunk, monkeypatch):
 
     whole = value_and_gradients()
     monkeypatch.setattr(CHUNK, chunk * n)
-    for one, other in zip(value_and_gradients(), whole, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+    for value, expected in zip(value_and_gradients(), whole, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +141,12 @@ def test_a_batch_is_a_stack_of_singles(x_batch, r_batch):
         ]
     )
     torch.testing.assert_close(value.flatten(), alone, rtol=1e-8, atol=1e-8)
-    for one, other in zip(
+    for gradient, expected in zip(
         reference.gradients(value, lengthscale, noise),
         reference.gradients(alone, lengthscale, noise),
         strict=True,
     ):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_missing_point_is_a_standard_normal_of_its_own():
@@ -155,16 +168,16 @@ def test_a_missing_point_is_a_standard_normal_of_its_own():
 def test_single_precision_against_double():
     n, b = 300, 30
     held_out, r = held_out_of(n, b), reference.random_residual(n)
-    found = []
+    results = []
     for dtype in (torch.float32, torch.float64):
         hyperparameters = parameters(dtype)
         covariance = rbf(points(n, dtype=dtype), *hyperparameters)
         value, _ = density(covariance, r.to(dtype), held_out)
         assert value.dtype == dtype
         gradients = torch.stack(reference.gradients(value, *hyperparameters)).double()
-        found.append((float(value.detach()) / b, gradients))
-    assert found[0][0] == pytest.approx(found[1][0], abs=1e-3)
-    assert (found[0][1] - found[1][1]).norm() < 0.01 * found[1][1].norm()
+        results.append((float(value.detach()) / b, gradients))
+    assert results[0][0] == pytest.approx(results[1][0], abs=1e-3)
+    assert (results[0][1] - results[1][1]).norm() < 0.01 * results[1][1].norm()
 
 
 def test_what_is_not_reached_is_an_error_or_a_warning():
@@ -187,10 +200,12 @@ def test_what_is_not_reached_is_an_error_or_a_warning():
         density(single, r.float(), held_out, ConjugateGradients(tolerance=1e-9))
 
 
-def test_a_block_of_all_points_is_refused():
+def test_blocks_that_are_refused():
     covariance = rbf(points(10), *parameters())
     with pytest.raises(ArgumentError, match="at least one point left"):
         density(covariance, reference.random_residual(10), torch.arange(10))
+    with pytest.raises(UnsupportedError, match="points of its own in each batch member"):
+        covariance.conditional_log_density(torch.ones(2, 10).double(), torch.tensor([[1], [2]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -205,10 +220,10 @@ def test_what_is_not_finite_is_an_error_whatever_happens_on_failure(where, value
     def rows(start, stop, columns):
         nonlocal evaluated
         evaluated += 1
-        part = scale * torch.exp(-(x[start:stop, None] - x[:columns]).square().sum(-1))
+        block = scale * torch.exp(-(x[start:stop, None] - x[:columns]).square().sum(-1))
         if where == "one entry" and stop - start > 1:  # seen by products alone
-            part[20, 3] = value
-        return part
+            block[20, 3] = value
+        return block
 
     if where == "scale":
         scale = scale * value
@@ -243,17 +258,17 @@ def test_unusable_settings_are_refused(name):
 def test_on_a_gpu():
     n, held_out = 200, held_out_of(200, 20)
     r = reference.random_residual(n)
-    found = []
+    results = []
     for device in ("cpu", "cuda"):
         hyperparameters = [p.detach().to(device).requires_grad_() for p in parameters()]
         covariance = rbf(points(n).to(device), *hyperparameters)
         value, _ = density(covariance, r.to(device), held_out, TIGHT)
         assert value.device.type == device
-        found.append(
+        results.append(
             [value.cpu(), *(g.cpu() for g in reference.gradients(value, *hyperparameters))]
         )
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    for gradient, expected in zip(*results, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_noise_that_is_lost_in_rounding_has_no_bound():

@@ -149,9 +149,9 @@ def test_masked_points_change_no_density():
         expected = reference.conditional_log_density(alone, residual[member, kept], places)
         gone = int(missing[member, held_out].sum())
         torch.testing.assert_close(together[member], expected + gone * term)
-        for place, row in enumerate(kept):
+        for i, row in enumerate(kept):
             expected = reference.conditional_log_density(
-                alone, residual[member, kept], torch.tensor([place])
+                alone, residual[member, kept], torch.tensor([i])
             )
             torch.testing.assert_close(singles[member, row], expected)
         torch.testing.assert_close(singles[member, missing[member]], term.expand(1 + member))
