@@ -12,7 +12,7 @@ from typer import Option
 from benchmarks._options import Device, check_device, check_known, check_positive, names
 from benchmarks._tables import section, table
 from benchmarks.bo.cells import SOURCES, run_cell
-from benchmarks.bo.surrogates import FUNCTIONS, SURROGATES, has_network
+from benchmarks.bo.surrogates import FUNCTIONS, SURROGATES
 from benchmarks.bo.tables import (
     REGRETS,
     draw_figure,
@@ -78,7 +78,7 @@ def make_grid(
     return [
         {
             "function": function, "surrogate": surrogate, "objective": objective, "seed": seed,
-            "iterations": iterations, "steps": steps if has_network(surrogate) else None,
+            "iterations": iterations, "steps": steps if surrogate == "deep" else None,
             "device": device,
         }
         for seed, function, surrogate, objective in itertools.product(

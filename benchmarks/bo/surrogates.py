@@ -17,8 +17,8 @@ from gpclml.fit import fit_mll
 from gpclml.kernels import DeepKernel
 
 __all__ = [
-    "FUNCTIONS", "SURROGATES", "Problem", "feature_share", "fitted", "has_network",
-    "initial_points", "make_problem",
+    "FUNCTIONS", "SURROGATES", "Problem", "feature_share", "fitted", "initial_points",
+    "make_problem",
 ]  # fmt: skip
 
 FUNCTIONS: Mapping[str, tuple[str, int]] = MappingProxyType(
@@ -101,15 +101,6 @@ _ANEW, _FURTHER = 50, 15  # most iterations of the line search
 _LR = 0.01
 
 
-def has_network(surrogate: str) -> bool:
-    """Whether a surrogate has a network, which is trained by Adam.
-
-    Args:
-        surrogate: One of :data:`SURROGATES`.
-    """
-    return surrogate == "deep"
-
-
 def fitted(
     surrogate: str,
     objective: str,
@@ -175,7 +166,7 @@ def _make(surrogate: str, x: Tensor, y: Tensor, seed: int) -> torch.nn.Module:
 
     from gpclml.models.botorch import DeepKernelGP
 
-    if has_network(surrogate):
+    if surrogate == "deep":
         return DeepKernelGP(x, y, input_transform=None, feature_share=_FEATURE_SHARE, seed=seed)
     return SingleTaskGP(x, y)
 

@@ -64,19 +64,13 @@ class Evaluation:
     jittered: bool
 
     @property
-    def finite_value(self) -> bool:
-        """Whether there is a value and it is finite."""
-        return math.isfinite(self.value)
-
-    @property
-    def finite_gradient(self) -> bool:
-        """Whether there is a gradient and all of it is finite."""
-        return self.gradient is not None and bool(torch.isfinite(self.gradient).all())
-
-    @property
     def succeeded(self) -> bool:
         """Whether value and gradient are finite."""
-        return self.finite_value and self.finite_gradient
+        return math.isfinite(self.value) and _finite(self.gradient)
+
+
+def _finite(gradient: Tensor | None) -> bool:
+    return gradient is not None and bool(torch.isfinite(gradient).all())
 
 
 @contextlib.contextmanager
@@ -156,8 +150,8 @@ def _outcome(method: str, problem: HardProblem) -> dict:
     value_error, gradient_error = _relative_errors(single, double)
     return {
         "value": single.value, "error": single.error, "raised": raised,
-        "nonfinite_value": not raised and not single.finite_value,
-        "nonfinite_gradient": not raised and not single.finite_gradient,
+        "nonfinite_value": not raised and not math.isfinite(single.value),
+        "nonfinite_gradient": not raised and not _finite(single.gradient),
         "jittered": single.jittered, "value64": double.value, "error64": double.error,
         "succeeded64": double.succeeded, "jittered64": double.jittered,
         "value_error": value_error, "gradient_error": gradient_error,
