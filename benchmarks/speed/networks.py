@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import SoftmaxLikelihood
 from torch import Tensor
 
@@ -19,7 +19,6 @@ from gpclml.conditioning import LastPoints
 from gpclml.curvature import Diagonal, FunctionSpace, GaussianWeightPrior, Kronecker
 from gpclml.inference import evaluating
 from gpclml.meta import Conv4, DeepKernelTransfer, Episodes, ImageTasks
-from gpclml.meta.deep_kernel_transfer import make_kernel
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
@@ -231,7 +230,10 @@ def _plain_step(episodes: Episodes, kernel: str, device: str) -> Callable[[], ob
     """A model of the published kind for each task, of features that are given."""
     features, labels = episodes.points()
     features = features.detach().requires_grad_()
-    make = partial(make_kernel, kernel, _FEATURES)
+
+    def make() -> Kernel:
+        return DeepKernelTransfer(torch.nn.Identity(), kernel, num_features=_FEATURES).covar_module
+
     models = [ClassModels(torch.nn.Identity(), episodes.ways, make) for _ in features]
     models = [model.to(device).train() for model in models]
 

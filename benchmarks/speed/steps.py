@@ -30,8 +30,8 @@ from gpclml.conditioning import (
 )
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.inference import Solver
+from gpclml.inference.observations import MATRICES_AT_PEAK
 from gpclml.kernels import MLP, DeepKernel
-from gpclml.linalg import DenseCovariance
 from gpclml.linalg.matrices import inverse_of_factor
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
@@ -368,7 +368,7 @@ def measure_steps(
     rows = timed(steps, device, seconds, base=BASE, memory=memory)
     loo = next((row["ms"] for row in rows if row["method"] == "gpytorch LOO" and "ms" in row), None)
     # What the library would refuse by, to be compared with what was used.
-    predicted = DenseCovariance.memory(torch.Size((n, n)), n // 10) * kind.itemsize / 2**30
+    predicted = MATRICES_AT_PEAK * n * n * kind.itemsize / 2**30
     for row in rows:
         name = row["method"]
         if name in OPERATIONS and tasks == 1 and not missing:

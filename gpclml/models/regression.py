@@ -32,7 +32,7 @@ from gpclml._utils.arguments import checked, reads_are_free, seeded
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml._utils.environment import load_botorch
 from gpclml._utils.files import read_checkpoint, write_checkpoint
-from gpclml.errors import ArgumentError, DataError, ShapeError
+from gpclml.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
 from gpclml.inference.observations import Solver
 from gpclml.inference.posterior import (
@@ -412,6 +412,71 @@ class GPRegression(RegressionGP):
             noise = noise.expand(*noise.shape[:-1], X.shape[-2])
         posterior = GPyTorchPosterior(self.predict(X, observation_noise=noise, grad=True))
         return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
+
+    @checked
+    def condition_on_observations(self, X: Tensor, Y: Tensor) -> GPRegression:
+        """The model of its own and further observations, with the same hyperparameters and units.
+
+        Args:
+            X: Points in original units. Shape ``(*batch, q, d)``.
+            Y: Their targets in original units. Shape ``(*batch, q, 1)``, as BoTorch has them.
+
+        Returns:
+            A model with the batch shapes of X, Y and the training data broadcast. It shares all
+            parameters with this one; gradients flow to X and Y.
+
+        Raises:
+            ShapeError: X has other columns than the training inputs, or Y does not fit X.
+            UnsupportedError: A likelihood with fixed noise, which the new points have none of.
+        """
+        inputs, targets = self._training_data()
+        if X.ndim < 2 or X.shape[-1] != inputs.shape[-1]:
+            raise ShapeError("X", tuple(X.shape), f"(*batch, q, {inputs.shape[-1]})")
+        if Y.shape[-2:] != (X.shape[-2], 1):
+            raise ShapeError("Y", tuple(Y.shape), f"(*batch, {X.shape[-2]}, 1)")
+        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            raise UnsupportedError(
+                "model", "fixed noise variances, for the training points only", "a learned noise",
+                "Make a GPRegression of all points with their noise.",
+            )  # fmt: skip
+        new_targets = self.target_standardizer.transform(Y.squeeze(-1))
+        shapes = X.shape[:-2], new_targets.shape[:-1], inputs.shape[:-2]
+        batch = torch.broadcast_shapes(*shapes)
+        model = copy.copy(self)
+        every_x = [x.expand(*batch, *x.shape[-2:]) for x in (inputs, X)]
+        every_y = [y.expand(*batch, y.shape[-1]) for y in (targets, new_targets)]
+        model.set_train_data(torch.cat(every_x, -2), torch.cat(every_y, -1), strict=False)
+        return model
+
+    @checked
+    def fantasize(
+        self,
+        X: Tensor,
+        sampler: Any,
+        observation_noise: bool | Tensor | None = None,
+        **kwargs: Any,
+    ) -> GPRegression:
+        """Models of draws of observations at X, as look-ahead acquisition functions ask for them.
+
+        Args:
+            X: Points in original units. Shape ``(*batch, q, d)``.
+            sampler: BoTorch's ``MCSampler`` of the draws.
+            observation_noise: As for :meth:`posterior`; None means with the likelihood's noise.
+            **kwargs: Further arguments of BoTorch's models; not used.
+
+        Returns:
+            A model whose batch shape begins with the shape of the draws.
+
+        Raises:
+            ShapeError, UnsupportedError: As :meth:`condition_on_observations`.
+
+        Examples:
+            >>> from botorch.acquisition import qKnowledgeGradient
+            >>> acquisition = qKnowledgeGradient(model, num_fantasies=8)
+        """
+        noise = True if observation_noise is None else observation_noise
+        draws = sampler(self.posterior(X, observation_noise=noise))
+        return self.condition_on_observations(X, draws)
 
     @checked
     def with_kernel(self, kernel: str | Kernel) -> GPRegression:
