@@ -360,10 +360,6 @@ def _common_targets(models: Mapping[str, ExactGP], units: Units) -> Tensor:
     first, targets, rounding = "", torch.empty(0), 0.0
     for name, model in models.items():
         argument = f"models[{name!r}]"
-        if not isinstance(name, str):
-            raise ArgumentError(argument, f"a name of type {type(name).__name__}", "a string")
-        if not isinstance(model, ExactGP):
-            raise UnsupportedError(argument, type(model).__name__, "an exact GP")
         if model.train_inputs is None or model.train_targets is None:
             raise ArgumentError(argument, "no training data", "a model with training data")
         trained_on = cast(Tensor, model.train_targets).detach()

@@ -12,6 +12,7 @@ import torch
 from botorch.models import KroneckerMultiTaskGP, SingleTaskGP
 from botorch.models.transforms import Log
 from gpytorch.distributions import MultivariateNormal
+from linear_operator.operators import DenseLinearOperator
 from linear_operator.utils.errors import NotPSDError
 from matplotlib import pyplot
 from scipy.stats import norm
@@ -27,6 +28,7 @@ from gpclml.evaluation import (
     compare,
     comparison,
     model_scores,
+    paired_difference,
     plot_calibration,
     plot_compare,
     plot_fit,
@@ -90,6 +92,19 @@ def test_each_criterion_ranks(fourier, criterion):
     if criterion == "clml":
         apart = second.clml - first.clml
         assert error == pytest.approx(float(apart.std()) / math.sqrt(len(apart)))
+
+
+def test_paired_differences():
+    terms, reference = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1.5, 2.5, 3.0])
+    difference = paired_difference(terms, reference)
+    assert difference.value == pytest.approx(0.0)
+    assert difference.standard_error == pytest.approx(math.sqrt(3) * math.sqrt(0.75))
+    assert difference.p_worse == pytest.approx(0.5)
+    assert paired_difference(terms, terms + 1.0).p_worse == 1.0
+    assert paired_difference(terms + 1.0, terms).p_worse == 0.0
+    assert math.isnan(paired_difference(terms[:1], reference[:1]).p_worse)
+    with pytest.raises(ShapeError, match="reference"):
+        paired_difference(terms, reference[:2])
 
 
 def test_equal_models_differ_by_nothing(data):
@@ -484,8 +499,9 @@ FAILING = {
 def failing(monkeypatch):
     """Makes a function of ``model_scores`` or of covariances fail for the models of these names."""
 
+    current = [""]
+
     def make(function, names, error=NotPSDError):
-        current = [""]
         is_function = hasattr(model_scores, function)
         owners = [model_scores] if is_function else [DenseCovariance, LowRankPlusDiagonal]
         score = model_scores.score_model
@@ -536,6 +552,18 @@ def test_a_model_without_a_covariance_is_a_row_and_the_others_are_as_they_are(mo
     with pytest.raises(NonFiniteError) as caught:
         score_models({"broken": broken(*data())})
     assert "models['broken']" in caught.value.__notes__[0]
+
+
+class SharedNoise(torch.nn.Module):
+    def forward(self, *params, shape=None, **kwargs):
+        return DenseLinearOperator(torch.eye(shape[-1], dtype=torch.float64) + 0.1)
+
+
+def test_noise_that_is_correlated_has_no_wider_prior(data):
+    likelihood = gpytorch.likelihoods.gaussian_likelihood._GaussianLikelihoodBase(SharedNoise())
+    row = compare({"a": GPRegression(*data(), likelihood=likelihood)}, **OPTIONS).iloc[0]
+    assert row["failure"].startswith("no wider prior (model.likelihood: got")
+    assert math.isfinite(row["loo"])
 
 
 class NegativeGP(gpytorch.models.ExactGP):
@@ -609,6 +637,12 @@ def test_a_criterion_that_no_model_has_is_left_out(models, failing):
     assert any(sentence.startswith("LML and LOO both prefer") for sentence in result.sentences)
     for plot in PLOTS:
         plot(result)
+    assert "could not be computed" in plot_compare(result, "clml").texts[0].get_text()
+    for function in ("_leave_one_out", "learning_curve"):
+        failing(function, tuple(models))
+    result = score_models(models, rank_by="lml", **OPTIONS)
+    for plot in (plot_calibration, plot_fit, plot_learning_curves):
+        assert "could not be computed" in plot(result)[0].texts[0].get_text()
     with pytest.raises(NotPSDError, match="of good failed") as caught:
         score_models(models, rank_by="clml", **OPTIONS)
     assert caught.value.__notes__ == ["This happened in the scores of models['good']."]

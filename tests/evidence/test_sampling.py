@@ -179,6 +179,14 @@ def test_rescaled_draws():
     torch.testing.assert_close(scaled.var(0), 0.25 * weights["a"].var(0))
     center = {"a": torch.ones(3, 2).double()}
     torch.testing.assert_close(rescaled(weights, 4.0, center)["a"], 2 * weights["a"] - 1)
+    with pytest.raises(ArgumentError, match="scale"):
+        rescaled(weights, -1.0)
+    with pytest.raises(ArgumentError, match="center: got b, expected a"):
+        rescaled(weights, 1.0, {"b": weights["a"][0]})
+    with pytest.raises(ShapeError, match=r"center\['a'\]: got \(2,\)"):
+        rescaled(weights, 1.0, {"a": drawn(2)})
+    with pytest.raises(ShapeError, match=r"weights\['a'\]: got torch.int64"):
+        rescaled({"a": torch.ones(3, 2).long()}, 1.0)
 
 
 def test_joint_and_marginal_densities_differ():
