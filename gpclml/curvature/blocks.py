@@ -144,7 +144,9 @@ class FunctionSpace(Structure):
             if isinstance(rows, OuterProducts):
                 # Inner products of g aᵀ are products of those of g and of a.
                 k = gradients.shape[1]
-                inputs = _gram(rows.inputs).repeat_interleave(k, 0).repeat_interleave(k, 1)
+                inputs = (
+                    _gram(rows.inputs.flatten(1)).repeat_interleave(k, 0).repeat_interleave(k, 1)
+                )
                 grams[name] = inputs * gram
         return FunctionSpaceCurvature(grams)
 
@@ -492,7 +494,8 @@ class Factors(Curvature):
             for name, (left, right, deviation) in spectra.items():
                 rows = gradients[name]
                 if isinstance(rows, OuterProducts):
-                    g, a = rows.gradients.double() @ left, rows.inputs.double() @ right
+                    g = rows.gradients.double() @ left
+                    a = rows.inputs.flatten(1).double() @ right
                     products = OuterProducts(g, a).weighted_products(deviation.square())
                     terms.append(products.to(rows.gradients))
                     continue
@@ -598,7 +601,8 @@ def _log_det(matrix: Tensor, scale: Tensor | float) -> Tensor:
 def _sum_of_squares(rows: Tensor | OuterProducts) -> Tensor:
     """Squares of gradients, summed over points and columns, in the shape of the parameter."""
     if isinstance(rows, OuterProducts):
-        return rows.gradients.square().sum(1).mT @ rows.inputs.square()
+        squares = rows.gradients.square().sum(1).mT @ rows.inputs.flatten(1).square()
+        return squares.reshape(rows.shape[2:])
     return rows.square().sum((0, 1))
 
 

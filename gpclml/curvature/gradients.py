@@ -179,7 +179,7 @@ def layer_products(rows: OuterProducts, bias: bool) -> Tensor:
     Weights come first, then biases. The layer is applied once to each point; from products of
     inputs and of gradients N points take N (in out)² operations, K times fewer than from rows.
     """
-    gradients, inputs = rows.gradients, rows.inputs
+    gradients, inputs = rows.gradients, rows.inputs.flatten(1)
     out = gradients.shape[-1]
     if bias:  # the weight of an input that is one
         inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=-1)

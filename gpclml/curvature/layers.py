@@ -65,7 +65,7 @@ class OuterProducts:
 
     Attributes:
         gradients: g of each output, ``(N, C, out)``.
-        inputs: a, ``(N, in)``.
+        inputs: a, ``(N, in)``; of a convolution with one place ``(N, in, *kernel)``.
     """
 
     gradients: Tensor
@@ -73,19 +73,21 @@ class OuterProducts:
 
     @property
     def shape(self) -> torch.Size:
-        """The shape of the gradients, ``(N, C, out, in)``."""
-        return torch.Size((*self.gradients.shape, self.inputs.shape[-1]))
+        """The shape of the gradients, ``(N, C, out, *in)``."""
+        return torch.Size((*self.gradients.shape, *self.inputs.shape[1:]))
 
     def __getitem__(self, points: slice) -> OuterProducts:
         return OuterProducts(self.gradients[points], self.inputs[points])
 
     def dense(self) -> Tensor:
-        """The gradients, ``(N, C, out, in)``."""
-        return self.gradients.unsqueeze(-1) * self.inputs[:, None, None]
+        """The gradients, ``(N, C, out, *in)``."""
+        products = self.gradients.unsqueeze(-1) * self.inputs.flatten(1)[:, None, None]
+        return products.reshape(self.shape)
 
     def weighted_products(self, weights: Tensor) -> Tensor:
-        """Inner products with weights of the entries, ``(out, in)``, ``(N, C, C)``."""
-        scaled = self.gradients * (self.inputs.square() @ weights.mT).unsqueeze(1)
+        """Inner products with weights of the entries, ``(out, *in)``, ``(N, C, C)``."""
+        sums = self.inputs.flatten(1).square() @ weights.flatten(1).mT
+        scaled = self.gradients * sums.unsqueeze(1)
         return scaled @ self.gradients.mT
 
 
@@ -164,7 +166,9 @@ class LinearRecord(LayerRecord):
         gradients: dict[str, Tensor | OuterProducts] = {}
         rows, groups, _, places = columns[0].shape
         if self.weight is not None and groups == 1 and rows * places == self.num_points:
-            gradients[self.weight] = OuterProducts(sums, self._mean_inputs()[:, 0])
+            gradients[self.weight] = OuterProducts(
+                sums, self._mean_inputs().reshape(-1, *self.shape[1:])
+            )
         elif self.weight is not None:
             gradients[self.weight] = self._weight_gradients(columns)
         return gradients if self.bias is None else gradients | {self.bias: sums}

@@ -361,7 +361,7 @@ def _changes_by_output(
         for name, draws in away.items():
             rows = gradients[name]
             if isinstance(rows, OuterProducts):
-                moved = torch.einsum("soi,ni->nso", draws, rows.inputs)
+                moved = torch.einsum("soi,ni->nso", draws.flatten(2), rows.inputs.flatten(1))
                 change = change + torch.einsum("nco,nso->snc", rows.gradients, moved)
             else:
                 change = change + torch.einsum("ncp,sp->snc", rows.flatten(2), draws.flatten(1))

@@ -292,6 +292,7 @@ BLOCKS = {  # with factors and blocks, without asking
         behind(lambda: nn.Conv1d(2, 4, 2, stride=2, padding=1), nn.Tanh), images(2, 5)),
     "three dimensions": (
         behind(lambda: nn.Conv3d(2, 2, 2, dilation=(1, 2, 1)), nn.Tanh), images(2, 3, 4, 3)),
+    "one place": (behind(lambda: nn.Conv2d(2, 3, 3), nn.Tanh), images(2, 3, 3)),
     "groups": (behind(lambda: nn.Conv2d(4, 6, 2, groups=2), nn.Tanh), images(4, 3, 3)),
     "circular": (behind(lambda: nn.Conv2d(2, 3, 2, padding=1, padding_mode="circular"), nn.Tanh),
                  images(2, 3, 3)),
@@ -335,6 +336,10 @@ def test_structures_that_are_exact_and_gradients_of_outputs(name):
         gradients = outer[kind]
         gradients = gradients.dense() if isinstance(gradients, OuterProducts) else gradients
         torch.testing.assert_close(gradients, rows)
+    draws = Diagonal().of(network, x, softmax_columns).sample(delta)
+    assert {k: v.shape[1:] for k, v in draws.items()} == {
+        k: p.shape for k, p in network.named_parameters()
+    }
     if name in OTHERS:  # vmap has a wrong rule for the PReLU of one column
         check_exact(network, x, lambda f: softmax_columns(f)[:, :1])
         with pytest.raises(UnsupportedError, match="which is no linear layer"):
