@@ -57,12 +57,12 @@ def characters(path, alphabets, count=2):
 def register(patch: pytest.MonkeyPatch, folder: Path, names: Iterable[str]) -> None:
     """Files in a data folder become those of the registry, until the patch is undone."""
 
-    def found(file: DataFile) -> DataFile:
+    def add_checksum(file: DataFile) -> DataFile:
         body = (folder / file.folder / file.file).read_bytes()
         return replace(file, checksum=f"sha256:{hashlib.sha256(body).hexdigest()}")
 
     for name in names:
-        patch.setitem(data_files(), name, tuple(map(found, data_files()[name])))
+        patch.setitem(data_files(), name, tuple(map(add_checksum, data_files()[name])))
 
 
 def register_arrays(patch: pytest.MonkeyPatch, folder: Path, name: str, **arrays) -> Path:
@@ -104,10 +104,10 @@ def tar_archive(path, entries):
 def birds(path, species=8, each=2):
     """An archive of the layout of CUB-200-2011: species of one colour each."""
     entries = {"attributes.txt": b"1 has_bill", "CUB_200_2011/images.txt": b"1 a.jpg"}
-    for place in reversed(range(species)):
+    for index in reversed(range(species)):
         for k in range(each):
-            name = f"CUB_200_2011/images/{place + 1:03d}.Bird_{place}/Bird_{place}_{k:04d}.jpg"
-            entries[name] = photograph((20 * place, 100, 200))
+            name = f"CUB_200_2011/images/{index + 1:03d}.Bird_{index}/Bird_{index}_{k:04d}.jpg"
+            entries[name] = photograph((20 * index, 100, 200))
     return tar_archive(path, entries)
 
 

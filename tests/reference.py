@@ -20,13 +20,13 @@ def conditional_moments(
 ) -> tuple[Tensor, Tensor]:
     """Mean and covariance of the held-out residuals given all others."""
     n = residual.shape[-1]
-    rest = torch.tensor([i for i in range(n) if i not in held_out.tolist()], dtype=torch.long)
+    others = torch.tensor([i for i in range(n) if i not in held_out.tolist()], dtype=torch.long)
     K_BB = covariance[held_out][:, held_out]
-    if rest.numel() == 0:
+    if others.numel() == 0:
         return torch.zeros_like(residual[held_out]), K_BB
-    K_BA = covariance[held_out][:, rest]
-    gain = K_BA @ torch.linalg.inv(covariance[rest][:, rest])
-    return gain @ residual[rest], K_BB - gain @ K_BA.mT
+    K_BA = covariance[held_out][:, others]
+    gain = K_BA @ torch.linalg.inv(covariance[others][:, others])
+    return gain @ residual[others], K_BB - gain @ K_BA.mT
 
 
 def conditional_log_density(covariance: Tensor, residual: Tensor, held_out: Tensor) -> Tensor:
@@ -79,8 +79,8 @@ def weight_curvature(network: torch.nn.Module, x: Tensor, columns: Tensor) -> Te
     for point, vectors in zip(x, columns, strict=True):
         output = network(point.unsqueeze(0)).squeeze(0)
         for vector in vectors:
-            parts = torch.autograd.grad(output @ vector, parameters, retain_graph=True)
-            row = torch.cat([part.flatten() for part in parts])
+            gradients = torch.autograd.grad(output @ vector, parameters, retain_graph=True)
+            row = torch.cat([gradient.flatten() for gradient in gradients])
             total = total + torch.outer(row, row)
     return total
 
@@ -91,10 +91,10 @@ def kronecker_blocks(
     """B ⊗ A of each weight and B of each bias, point by point and place by place."""
     blocks = {}
     layers = list(network)
-    for place, layer in enumerate(layers):
+    for index, layer in enumerate(layers):
         if not list(layer.parameters()):
             continue
-        first, last = (torch.nn.Sequential(*part) for part in (layers[:place], layers[place + 1 :]))
+        first, last = (torch.nn.Sequential(*some) for some in (layers[:index], layers[index + 1 :]))
         inputs, gradients = [], []  # of points: lists of a (T,) and, a column, of g (T,)
         for point, vectors in zip(x, columns, strict=True):
             before = first(point.unsqueeze(0))
@@ -108,12 +108,12 @@ def kronecker_blocks(
         if sharing == "reduce":
             inputs = [[sum(a) / len(a)] for a in inputs]
             gradients = [[sum(g)] for g in gradients]
-        every = [a for of_point in inputs for a in of_point]
+        every = [a for places in inputs for a in places]
         A = sum(torch.outer(a, a) for a in every) / len(every)
-        B = sum(torch.outer(g, g) for of_column in gradients for g in of_column)
-        blocks[f"{place}.weight"] = torch.kron(B, A)
+        B = sum(torch.outer(g, g) for places in gradients for g in places)
+        blocks[f"{index}.weight"] = torch.kron(B, A)
         if layer.bias is not None:
-            blocks[f"{place}.bias"] = B
+            blocks[f"{index}.bias"] = B
     return blocks
 
 

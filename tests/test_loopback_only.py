@@ -22,15 +22,19 @@ def use_socket(family, kind, call):
 
 TCP = socket.AF_INET, socket.SOCK_STREAM
 LEAVING = [
-    lambda: use_socket(*TCP, lambda own: own.connect((ELSEWHERE, 80))),
+    lambda: use_socket(*TCP, lambda connection: connection.connect((ELSEWHERE, 80))),
     lambda: use_socket(
-        socket.AF_INET6, socket.SOCK_STREAM, lambda own: own.connect(("2001:db8::1", 80))
+        socket.AF_INET6,
+        socket.SOCK_STREAM,
+        lambda connection: connection.connect(("2001:db8::1", 80)),
     ),
     lambda: use_socket(
-        socket.AF_INET, socket.SOCK_DGRAM, lambda own: own.sendto(b"hello", (ELSEWHERE, 9))
+        socket.AF_INET,
+        socket.SOCK_DGRAM,
+        lambda connection: connection.sendto(b"hello", (ELSEWHERE, 9)),
     ),
-    lambda: use_socket(*TCP, lambda own: own.bind(("", 0))),
-    lambda: use_socket(*TCP, lambda own: own.bind(("0.0.0.0", 0))),
+    lambda: use_socket(*TCP, lambda connection: connection.bind(("", 0))),
+    lambda: use_socket(*TCP, lambda connection: connection.bind(("0.0.0.0", 0))),
     lambda: socket.create_connection(("example.org", 80), timeout=1),
     lambda: socket.gethostbyname("example.org"),
     lambda: socket.gethostbyaddr(ELSEWHERE),

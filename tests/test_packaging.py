@@ -51,7 +51,7 @@ def test_the_conda_recipe_builds_what_the_package_says():
     host = dict(map(requirement, built["requirements"]["host"]))
     (backend,) = map(requirement, project["build-system"]["requires"])
     assert host[backend[0]] == backend[1]
-    scripts = [f"{name} = {place}" for name, place in project["project"]["scripts"].items()]
+    scripts = [f"{name} = {target}" for name, target in project["project"]["scripts"].items()]
     assert built["build"]["python"]["entry_points"] == scripts
     assert built["about"]["summary"] == project["project"]["description"]
     assert built["about"]["license"] == project["project"]["license"]
@@ -73,10 +73,8 @@ def test_continuous_integration_runs_every_version_that_is_supported():
     pythons = {run["python"] for run in runs}
     assert oldest in pythons
     assert len(pythons) >= 3
-    lower = {
-        requirement(one)[0]: requirement(one)[1] for one in pyproject()["project"]["dependencies"]
-    }
+    lower = dict(map(requirement, pyproject()["project"]["dependencies"]))
     pinned = next(run["packages"] for run in runs if run["python"] == oldest)
-    for one in pinned.split():
-        name, version = one.split("==")
+    for package in pinned.split():
+        name, version = package.split("==")
         assert lower[name] == f">={version.removesuffix('.*')}"

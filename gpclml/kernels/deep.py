@@ -77,6 +77,7 @@ class DeepKernel(JointKernel):
         active_dims: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__(active_dims=active_dims)
+        # A kernel of derivatives has as many more rows as there are columns.
         columns = torch.zeros(1, 1), torch.zeros(1, 2)
         if len({base_kernel.num_outputs_per_input(x, x) for x in columns}) > 1:
             suggestion = "It would differentiate by the features: use a kernel without derivatives."
@@ -158,6 +159,7 @@ class SkipFeatures(torch.nn.Module):
         self.sizes: tuple[int, ...] = self.network.sizes
         d = self.sizes[0]
         self.log_scale: torch.nn.Parameter = torch.nn.Parameter(torch.full((d,), math.log(start)))
+        # It may start at zero, where a network would not learn: the map is linear in it.
         self.mixing: torch.nn.Parameter = torch.nn.Parameter(torch.zeros(d, d))
 
     @torch.no_grad()

@@ -103,6 +103,7 @@ def once_if_equal(
 ) -> tuple[Tensor, Tensor]:
     """The values of a function at two sets of points, one tensor where these are the same."""
     first = function(x1)
+    # GPyTorch passes two selections of the same points as two tensors.
     return first, first if x1 is x2 or torch.equal(x1, x2) else function(x2)
 
 
@@ -169,6 +170,7 @@ class FeatureKernel(JointKernel):
         first, second = once_if_equal(lambda x: self.features_of(x) * scale, x1, x2)
         if diag:
             return (first * second).sum(-1)
+        # An operator and not a matrix: what reads it sees its rank.
         if first is not second:
             return MatmulLinearOperator(first, second.mT)
         low_rank = first.shape[-1] < first.shape[-2]
@@ -198,6 +200,7 @@ class PolynomialFeatures(torch.nn.Module):
     @checked(late=True, x="float (*batch, n, d)")
     def forward(self, x: Tensor) -> Tensor:
         """Features of points, ``(*batch, n, d)`` to ``(*batch, n, R)``."""
+        # Columns of a product ascend, so that each is made once, from the one without its last.
         products, last = torch.ones_like(x[..., :1]), [0]  # of one degree, with their last columns
         degrees = [products]
         for _ in range(self.degree):
@@ -300,6 +303,7 @@ class RandomFourierFeatures(gpytorch.Module):
         if weight is None or bias is None:
             generator = seeded(seed)
             shape = num_features, num_inputs
+            # In float64 and then cast, so that one seed gives the same features in every dtype.
             weight = torch.randn(shape, dtype=torch.float64, generator=generator)
             bias = 2 * math.pi * torch.rand(num_features, dtype=torch.float64, generator=generator)
             weight, bias = (draws.to(torch.get_default_dtype()) for draws in (weight, bias))
@@ -351,5 +355,6 @@ class _ScaledCosines(torch.autograd.Function):
         for grad, W, b in zip(*columns, bias.split(_COLUMNS_AT_ONCE), strict=True):
             angles = torch.nn.functional.linear(x, W, b)
             grad_scale += (grad * angles.cos()).sum()
+            # In place: sines and their products with the gradient take the memory of the angles.
             grad_x -= (angles.sin_().mul_(grad) @ W) * scale
         return grad_x, None, None, grad_scale

@@ -88,6 +88,7 @@ class MLP(torch.nn.Sequential):
             for parameter in (layer.weight, layer.bias):
                 draw = torch.empty(parameter.shape, dtype=torch.float64, device=generator.device)
                 parameter.copy_((2 * draw.uniform_(generator=generator) - 1) * bound)
+        # Scaled after the draws, so that the other layers start alike for every scale.
         linear[-1].weight.mul_(self.output_scale)
         linear[-1].bias.mul_(self.output_scale)
 

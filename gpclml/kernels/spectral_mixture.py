@@ -79,6 +79,7 @@ class JointSpectralMixtureKernel(JointKernel):
 
     @override
     def _covariances(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
+        # The cosine of the whole sum, by phases of each point: no array of n x m x d is made.
         scales = (2 * math.pi * self.mixture_scales).unsqueeze(-2)  # (Q, 1, d)
         scaled1, scaled2 = x1.unsqueeze(-3) * scales, x2.unsqueeze(-3) * scales
         distance = self.covar_dist(scaled1, scaled2, diag=diag, square_dist=True)
@@ -169,6 +170,7 @@ def _gap_and_range(x: Tensor, spacing: str) -> tuple[Tensor, Tensor]:
     """Gap beyond rounding, and range, of each column; 1 where it is constant."""
     ordered = x.sort(dim=-2).values
     extent = ordered[..., -1, :] - ordered[..., 0, :]
+    # Equal values that were computed in two ways differ by rounding: no gap of the data.
     rounding = 10 * torch.finfo(x.dtype).eps * ordered.abs().amax(dim=-2)
     gaps = ordered.diff(dim=-2)
     gaps = torch.where(gaps > rounding.unsqueeze(-2), gaps, torch.inf)

@@ -164,6 +164,7 @@ class _Block(torch.nn.Sequential):
         convolution, norm = cast(Any, self[0]), cast(Any, self[1])
         n, channels, height, width = images.shape
         windows = pad(images, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)
+        # A row for each place of each image, in the order of channels-last memory.
         patches = windows.permute(0, 2, 3, 1, 4, 5).reshape(-1, 9 * channels)
         weight = convolution.weight.flatten(1)
         if norm.training:
@@ -219,6 +220,7 @@ class _Pooled(torch.autograd.Function):
             values = torch.addmm(shift, rows, columns, out=work[: len(rows)])
             values = values.view(-1, height, width, channels).permute(0, 3, 1, 2)
             _pool.out(values, [2, 2], [2, 2], out=pooled, indices=index)
+        # ReLU commutes with the largest value, and is cheaper on a quarter of the numbers.
         out.relu_()
         ctx.save_for_backward(patches, weight, shift, out, indices)
         ctx.sides, ctx.size = sides, size
@@ -233,6 +235,7 @@ class _Pooled(torch.autograd.Function):
             pooled = max_pool2d(values.permute(0, 3, 1, 2), 2).relu()
             grad = torch.autograd.grad(pooled, (weight, shift), grads[0], create_graph=True)
             return None, *grad, None
+        # Gradients of all values are made again for a few images at a time, never as one array.
         size = min(n, ctx.size)
         grad = _relu_backward(grads[0], out, 0).contiguous(memory_format=torch.channels_last)
         grad_weight = patches.new_zeros(patches.shape[1], len(weight))

@@ -177,6 +177,7 @@ class DeepKernelTransfer(ExactGP):
             if self.training:
                 self.targets.count(y)
             y = self.targets.standardized(y)
+        # One row of features a point: the classes of a task share its kernel and factorization.
         features = self.features(x)
         targets = _one_vs_rest(y, episodes.ways, features.dtype)
         self.set_train_data(features, targets, strict=False)
@@ -198,6 +199,7 @@ class DeepKernelTransfer(ExactGP):
             Nats per held-out target, ``(tasks, ways)``; in regression ``(tasks, 1)``.
         """
         value = cast(Tensor, cast(Any, mll)(*self.prior(episodes)))
+        # The density of y is that of (y - mean) / deviation, divided by the deviation.
         return value if episodes.ways else value - math.log(self.targets.deviation)
 
     @torch.no_grad()
@@ -219,6 +221,7 @@ class DeepKernelTransfer(ExactGP):
         with evaluating(self):
             features = self.features(episodes.inputs())
             y, ways = episodes.support_y, episodes.ways
+            # By the scale of training: support points are too few for one of their own.
             given = y if ways else self.targets.standardized(y)
             targets = _one_vs_rest(given, ways, features.dtype)
             self.set_train_data(features[..., :s, :], targets, strict=False)

@@ -154,6 +154,7 @@ def batches(tasks: Tasks, count: int, like: Tensor) -> Iterator[Episodes]:
 
 def class_scores(log_p: Tensor, labels: Tensor, temperature: float = 1.0) -> TaskScores:
     """The scores of log probabilities ``(tasks, q, ways)`` of the classes ``(tasks, q)``."""
+    # Division keeps the order of classes, and so the accuracy.
     log_p = log_p if temperature == 1 else torch.log_softmax(log_p / temperature, dim=-1)
     values = (log_p.argmax(-1) == labels).to(log_p.dtype).mean(-1)
     nll = -log_p.gather(-1, labels.unsqueeze(-1)).mean((-2, -1))
@@ -207,6 +208,7 @@ def _summed(mean: Tensor, scale: Tensor, points: Tensor) -> Tensor:
 
     The error of such sums of smooth functions falls exponentially with the number of points.
     """
+    # In logarithms throughout: the product over other classes underflows for many of them.
     standard = (points.unsqueeze(-2) - mean.unsqueeze(-1)) / scale.unsqueeze(-1)
     below = torch.special.log_ndtr(standard)  # (q, ways, points)
     others = below.sum(-2, keepdim=True) - below

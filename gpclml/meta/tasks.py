@@ -68,6 +68,7 @@ class Episodes:
     ) -> None:
         check_counts(0, "Use 0 for regression.", ways=ways)
         tasks = support_x.shape[0] if support_x.ndim else 0
+        # Targets that are not known are kept as (tasks, 0), so that every field is a tensor.
         known_x = query_x
         if query_y is None or query_y.shape[-1:] == (0,):
             known_x = query_x[:, :0]
@@ -259,6 +260,7 @@ class ImageTasks(NumberedTasks):
 
     def _task(self, index: int) -> Episodes:
         generator = task_generator(self.seed, index)
+        # A class and a quarter turn of it are one number, so that turns are drawn like classes.
         chosen = torch.randperm(self.num_classes, generator=generator)[: self.ways].tolist()
         size, members = self.shots + self.queries, []
         for quarter_turns, label in (divmod(number, len(self._rows)) for number in chosen):
@@ -323,6 +325,7 @@ class PeriodicTasks(NumberedTasks):
         amplitude = 0.1 + 4.9 * torch.rand((), generator=generator)
         phase = math.pi * torch.rand((), generator=generator)
         support = 10 * torch.rand(self.support, generator=generator) - 5
+        # The range changes no draw: support points are those of tasks within it.
         last = 10.0 if self.out_of_range else 5.0
         x = torch.cat([support, torch.linspace(-5.0, last, self.queries)])
         noise = self.noise * torch.randn(len(x), generator=generator)
@@ -426,6 +429,7 @@ class HeadPoseTasks(NumberedTasks):
         path = torch.arange(self.yaws)
         pitches = (amplitude * torch.sin(phase + path)).round().long()  # -3 .. 3
         chosen = torch.randperm(self.support_yaws or self.yaws, generator=generator)[: self.support]
+        # Support points first, in the order in which they were drawn.
         order = torch.cat([chosen, path[~torch.isin(path, chosen)]])
         images = unit_range(self.images[person, pitches + _PITCHES // 2, path])
         targets = (pitches / (_PITCHES // 2)).to(images.device)
@@ -434,6 +438,7 @@ class HeadPoseTasks(NumberedTasks):
 
 def _episode(x: Tensor, y: Tensor, support: int) -> Episodes:
     """A regression task of points ``(n, *event)`` and targets ``(n,)``, support points first."""
+    # A batch of one: the base class joins them.
     x, y = x.unsqueeze(0), y.unsqueeze(0)
     return Episodes(x[:, :support], y[:, :support], x[:, support:], y[:, support:])
 

@@ -145,6 +145,7 @@ def train_on_tasks(
     def look(done: int) -> dict[str, Any] | None:
         if done % look_every and done != steps:
             return None
+        # Nothing to choose by: the last state is the best, and a checkpoint needs one.
         if validation is None:
             training.note_state()
         else:
@@ -187,6 +188,7 @@ def parameter_groups(
     model: DeepKernelTransfer, mll: MarginalLogLikelihood, lr: float, gp_rate: float
 ) -> list[dict[str, Any]]:
     """Groups of learning rates: the network, and kernel, mean and noise."""
+    # By identity: an objective may have parameters beside those of its model.
     network = model.network_parameters()
     inside = {id(parameter) for parameter in network}
     others = [parameter for parameter in mll.parameters() if id(parameter) not in inside]
