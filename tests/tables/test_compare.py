@@ -54,10 +54,10 @@ def test_it_prints_the_answer_the_table_and_where_the_page_is(report, record):
 def test_all_is_in_the_folder_and_nothing_beside_it(report):
     folder, _ = report
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    of_a_model = ["model.json", "model.pt"]
+    files = ["model.json", "model.pt"]
     assert names == sorted(
         ["index.html", "report.json"]
-        + [f"models/{model}/{name}" for model in ("linear", "rbf") for name in of_a_model]
+        + [f"models/{model}/{name}" for model in ("linear", "rbf") for name in files]
     )
     assert sorted(path.name for path in folder.parent.iterdir()) == [
         "a <table> & more.csv", folder.name,

@@ -154,14 +154,14 @@ def test_no_link_is_followed(check_refused, words, old, tmp_path):
 
 def test_notes_in_the_folder_that_an_interrupted_run_left(gpclml, words, tmp_path, old):
     """They go along with it, and models that are not asked for do not."""
-    part = tmp_path / "new.gpclml-work"
-    shutil.copytree(old, part)
-    (part / "report.json").unlink()
-    (part / "notes.txt").write_text("mine")
-    (part / "models" / "rbf" / f"model.pt.{'0' * 32}.part").write_text("half")
+    work = tmp_path / "new.gpclml-work"
+    shutil.copytree(old, work)
+    (work / "report.json").unlink()
+    (work / "notes.txt").write_text("mine")
+    (work / "models" / "rbf" / f"model.pt.{'0' * 32}.part").write_text("half")
     out = "--out", tmp_path / "new"
     assert gpclml("compare", *words, "--models", "linear", *out).exit_code == 0
-    assert not part.exists()
+    assert not work.exists()
     names = content(tmp_path / "new")
     assert names["notes.txt"] == b"mine"
     assert "models/rbf" not in names
@@ -247,13 +247,13 @@ def models_of(folder):
 def test_fitted_models_are_kept_and_taken_up(
     gpclml, command, csv, tmp_path, interrupt_when, report
 ):
-    part = tmp_path / "report.gpclml-work"
-    linear = part / "models" / "linear"
+    work = tmp_path / "report.gpclml-work"
+    linear = work / "models" / "linear"
     interrupt_when(linear / "model.json")
     result = gpclml(*command, "--models", "linear,sm")
     assert result.exit_code == 130
     assert result.stdout == ""
-    assert f"Fitted models are kept in {part}: linear." in result.stderr
+    assert f"Fitted models are kept in {work}: linear." in result.stderr
     assert "--models linear" in result.stderr
     assert not (tmp_path / "report").exists()
     kept = (linear / "model.pt").stat().st_mtime_ns
@@ -263,7 +263,7 @@ def test_fitted_models_are_kept_and_taken_up(
     assert result.exit_code == 0
     assert "linear (1 of 2): kept from before" in result.stderr
     assert "rbf (2 of 2): fitting" in result.stderr
-    assert not part.exists()
+    assert not work.exists()
     out = tmp_path / "report"
     assert (out / "models" / "linear" / "model.pt").stat().st_mtime_ns == kept
     assert models_of(out) == models_of(report[0])

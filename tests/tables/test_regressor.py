@@ -46,7 +46,11 @@ def test_the_checks_of_scikit_learn():
         warnings.simplefilter("ignore")  # of columns left out, and of skipped checks
         results = check_estimator(Regressor(FAST), on_fail=None, on_skip=None)
     assert len(results) > 40
-    failed = {one["check_name"]: one["exception"] for one in results if one["status"] == "failed"}
+    failed = {
+        result["check_name"]: result["exception"]
+        for result in results
+        if result["status"] == "failed"
+    }
     assert not failed
 
 
@@ -167,7 +171,7 @@ def test_a_constant_target_and_more_columns_than_rows():
     assert (std > 0).all()
 
 
-def of_categories(n=40, seed=0):
+def categorical(n=40, seed=0):
     """A column of numbers, three levels and two; the level of the first shifts the target."""
     draws = np.random.default_rng(seed)
     kinds, sides = draws.choice([0, 1, 2], n, p=[0.6, 0.3, 0.1]), draws.integers(0, 2, n)
@@ -178,7 +182,7 @@ def of_categories(n=40, seed=0):
 
 
 def test_categories_have_a_kernel_of_their_own(tmp_path):
-    table, y = of_categories()
+    table, y = categorical()
     made = Regressor(["linear", "categories"]).fit(table, y)
     assert made.encoding_.categories == [[1, 2, 3], [4, 5]]
     models = {component.name: component.model for component in made.stack_.components}
@@ -195,7 +199,7 @@ def test_categories_have_a_kernel_of_their_own(tmp_path):
     torch.testing.assert_close(prior, expected)
     # Where the level does not matter its rows are all alike.
     assert sides.lengthscale.item() > kinds.lengthscale.item()
-    new, truth = of_categories(200, seed=1)
+    new, truth = categorical(200, seed=1)
     assert float(np.square(made.predict(new) - truth).mean()) < 0.1
     made.save(tmp_path / "made.pt")
     loaded = Regressor.load(tmp_path / "made.pt")
@@ -203,12 +207,12 @@ def test_categories_have_a_kernel_of_their_own(tmp_path):
 
 
 def test_without_categories_there_is_no_such_candidate():
-    table, y = of_categories()
+    table, y = categorical()
     stack = Regressor(["linear", "categories"]).fit(table[["number"]], y).stack_
-    assert [one.name for one in stack.components] == ["linear"]
+    assert [component.name for component in stack.components] == ["linear"]
     assert not stack.failures
     only = Regressor(["categories"]).fit(table[["kind"]], y).stack_  # without numbers
-    assert [one.name for one in only.components] == ["categories"]
+    assert [component.name for component in only.components] == ["categories"]
 
 
 @pytest.mark.parametrize("groups", [[[0], [0, 1]], [[]], [[3]], [[-1]]])
@@ -219,7 +223,7 @@ def test_columns_of_categories_that_are_none(groups):
 
 
 def models_of(regressor):
-    return {one.name for one in regressor.stack_.components}
+    return {component.name for component in regressor.stack_.components}
 
 
 @pytest.mark.slow

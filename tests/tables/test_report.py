@@ -95,11 +95,11 @@ def test_near_perfect_predictions_are_seen_in_few_test_rows(rows, r2, least):
     draws = torch.Generator().manual_seed(0)
     scatter, signal = torch.randn(2, 200, rows, generator=draws, dtype=torch.float64)
     errors = math.sqrt(1 - r2) * scatter
-    found = [
-        clearly_smaller(one, other, 0.0125)
-        for one, other in zip(errors, errors + math.sqrt(r2) * signal, strict=True)
+    clear = [
+        clearly_smaller(error, other, 0.0125)
+        for error, other in zip(errors, errors + math.sqrt(r2) * signal, strict=True)
     ]
-    assert np.mean(found) >= least
+    assert np.mean(clear) >= least
     scores = {
         "stack": prediction_scores(signal[0], signal[0] - errors[0]),
         "mean": prediction_scores(signal[0], torch.zeros_like(signal[0])),
@@ -119,11 +119,11 @@ def test_nothing_is_clear_where_there_is_nothing_to_predict(rows, kind):
         "skewed": np.exp(draws.standard_normal(shape)) - math.exp(0.5),
     }[kind]  # fmt: skip
     for predicted in (0.1 * draws.standard_normal(shape), 0.1 * draws.standard_normal((1000, 1))):
-        found = [
-            clearly_smaller(torch.tensor(own - off), torch.tensor(own), 0.0125)
-            for own, off in zip(targets, predicted, strict=True)
+        clear = [
+            clearly_smaller(torch.tensor(target - off), torch.tensor(target), 0.0125)
+            for target, off in zip(targets, predicted, strict=True)
         ]
-        assert np.mean(found) <= 0.025
+        assert np.mean(clear) <= 0.025
 
 
 def test_the_answer_has_the_figures(targets):

@@ -66,33 +66,39 @@ def test_leave_one_out_residuals_by_deleting_each_row(fitted):
 
 def test_weights_scales_and_scores_are_those_of_the_residuals(fitted):
     logs = []
-    for one in fitted.components:
-        error, deviation = leave_one_out_residuals(one.model)
+    for component in fitted.components:
+        error, deviation = leave_one_out_residuals(component.model)
         residuals = error / deviation
-        count = 2 if one.name == "linear" else 5 + ("matern_" in one.name) + (one.name == "rq")
-        locations = table()[1] - error * one.model.target_scale
+        count = (
+            2
+            if component.name == "linear"
+            else 5 + ("matern_" in component.name) + (component.name == "rq")
+        )
+        locations = table()[1] - error * component.model.target_scale
         calibration = fit_calibration(residuals, locations, hyperparameters=count)
-        assert calibration == one.calibration
-        unit = deviation * one.model.target_scale
+        assert calibration == component.calibration
+        unit = deviation * component.model.target_scale
         row = calibration.log_density(residuals, locations) - unit.log()
         logs.append(row)
-        assert one.loo == pytest.approx(float(row.mean()))
-        plain = Normal(0.0, unit).log_prob(error * one.model.target_scale)
-        assert one.loo_uncalibrated == pytest.approx(float(plain.mean()))
+        assert component.loo == pytest.approx(float(row.mean()))
+        plain = Normal(0.0, unit).log_prob(error * component.model.target_scale)
+        assert component.loo_uncalibrated == pytest.approx(float(plain.mean()))
     weights = stacking_weights(torch.stack(logs), pseudo_counts=3.0)
-    assert weights.tolist() == pytest.approx([one.weight for one in fitted.components], abs=1e-6)
-    found = [one.weight for one in fitted.components]
-    assert found == sorted(found, reverse=True)
+    assert weights.tolist() == pytest.approx(
+        [component.weight for component in fitted.components], abs=1e-6
+    )
+    fitted_weights = [component.weight for component in fitted.components]
+    assert fitted_weights == sorted(fitted_weights, reverse=True)
 
 
 def test_predictions_are_the_mixture_of_the_models(fitted):
     x = table(7, seed=1)[0]
     prediction = fitted.predict(x)
-    for place, one in enumerate(fitted.components):
-        normal = one.model.predict(x, marginal=True)
-        torch.testing.assert_close(prediction.locations[place], normal.mean)
-        scales = one.calibration.scales(normal.mean) * normal.stddev
-        torch.testing.assert_close(prediction.scales[place], scales)
+    for k, component in enumerate(fitted.components):
+        normal = component.model.predict(x, marginal=True)
+        torch.testing.assert_close(prediction.locations[k], normal.mean)
+        scales = component.calibration.scales(normal.mean) * normal.stddev
+        torch.testing.assert_close(prediction.scales[k], scales)
     assert not prediction.mean.requires_grad
 
 
@@ -154,9 +160,9 @@ def test_a_candidate_that_fails_is_left_out_and_named(monkeypatch, tmp_path):
     x, y = table()
     with pytest.warns(FitWarning, match=r"Left out of the stack: matern \(RuntimeError: no such"):
         stack = StackedGP(["linear", "matern", "matern_linear"]).fit(x, y)
-    assert {one.name for one in stack.components} == {"linear", "matern_linear"}
+    assert {component.name for component in stack.components} == {"linear", "matern_linear"}
     assert stack.failures == {"matern": "RuntimeError: no such luck"}
-    assert sum(one.weight for one in stack.components) == pytest.approx(1)
+    assert sum(component.weight for component in stack.components) == pytest.approx(1)
     summary = stack.summary()
     assert summary.loc["matern", "weight"] == 0
     assert "no such luck" in summary.loc["matern", "note"]
@@ -177,13 +183,13 @@ def test_residuals_that_are_no_numbers_leave_a_candidate_out(monkeypatch):
     monkeypatch.setattr(candidates, "calibrate", without_numbers)
     with pytest.warns(FitWarning, match="linear"):
         stack = StackedGP(["linear", "matern"]).fit(*table())
-    assert [one.name for one in stack.components] == ["matern"]
+    assert [component.name for component in stack.components] == ["matern"]
 
 
 def test_a_spent_time_budget_keeps_the_fastest_candidate():
     with pytest.warns(FitWarning, match="time budget of 0 seconds"):
         stack = StackedGP().fit(*table(), time_budget=0.0)
-    assert [one.name for one in stack.components] == ["linear"]
+    assert [component.name for component in stack.components] == ["linear"]
     assert set(stack.failures) == set(DEFAULT_CANDIDATES) - {"linear"}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -195,8 +201,8 @@ def test_hyperparameters_of_some_rows_and_predictions_from_all():
     names = ["matern", "matern_linear"]
     stack = StackedGP(names, fit_rows=25, seed=3).fit(x, y)
     rows = torch.randperm(60, generator=torch.Generator().manual_seed(3))[:25].sort().values
-    for one in stack.components:
-        assert one.model.train_targets.shape == (60,)
+    for component in stack.components:
+        assert component.model.train_targets.shape == (60,)
     whole = StackedGP(names).fit(x, y)
     some = StackedGP(names).fit(x[rows], y[rows])
     new_x, new_y = table(200, seed=5)
@@ -269,7 +275,7 @@ def test_skewed_targets_are_transformed_and_densities_are_of_the_targets(tmp_pat
     x, y = skewed()
     names = ["linear", "matern", "matern_warped"]
     stack = StackedGP(names).fit(x, y)
-    warped = {one.name: one for one in stack.components}["matern_warped"]
+    warped = {component.name: component for component in stack.components}["matern_warped"]
     assert warped.warp is not None
     assert warped.warp.power < 1
     assert warped.weight > 0.5

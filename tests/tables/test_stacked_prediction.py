@@ -29,7 +29,7 @@ def drawn(rows=5, seed=0, spread=3.0) -> StackedPrediction:
     )
 
 
-def parts(prediction, row):
+def components(prediction, row):
     for nu, loc, scale in zip(
         DEGREES, prediction.locations[:, row], prediction.scales[:, row], strict=True
     ):
@@ -41,7 +41,7 @@ def parts(prediction, row):
 
 def mixture(prediction, row, y):
     """Density and distribution function, from SciPy's."""
-    values = [part(y) for part in parts(prediction, row)]
+    values = [component(y) for component in components(prediction, row)]
     return tuple(sum(w * v[i] for w, v in zip(WEIGHTS, values, strict=True)) for i in (0, 1))
 
 
@@ -79,17 +79,17 @@ def test_far_tails_do_not_underflow():
 @pytest.mark.parametrize("probability", [1e-9, 0.5, 0.8])
 def test_quantiles_are_roots_of_the_distribution_function(probability, spread):
     prediction = drawn(spread=spread)
-    found = prediction.quantile(probability)
+    quantiles = prediction.quantile(probability)
     for row in range(len(prediction)):
         root = optimize.brentq(
             lambda y, row=row: mixture(prediction, row, y)[1] - probability, -1e6, 1e6,
             xtol=1e-13, rtol=1e-13, maxiter=1000,
         )  # fmt: skip
-        assert mixture(prediction, row, float(found[row]))[1] == pytest.approx(
+        assert mixture(prediction, row, float(quantiles[row]))[1] == pytest.approx(
             probability, rel=1e-9
         )
         if 0.01 < probability < 0.99 and spread < 100:
-            assert float(found[row]) == pytest.approx(root, rel=1e-9)
+            assert float(quantiles[row]) == pytest.approx(root, rel=1e-9)
 
 
 def test_a_component_without_weight_has_no_say():
@@ -116,13 +116,13 @@ def test_draws_have_the_distribution_and_follow_the_seed():
 def test_crps_is_the_integral_of_the_squared_difference():
     prediction = drawn(3)
     y = torch.tensor([0.3, -4.0, 12.0], dtype=torch.float64)
-    found = prediction.crps(y)
+    scores = prediction.crps(y)
     for row in range(3):
         target = float(y[row])
         # A grid that is fine about all centres; tails beyond it hold less than 1e-6.
         z = np.linspace(-200, 200, 400_001)
         square = (cdf(prediction, row, z) - (target <= z)) ** 2
-        assert float(found[row]) == pytest.approx(square.sum() * 1e-3, rel=1e-3)
+        assert float(scores[row]) == pytest.approx(square.sum() * 1e-3, rel=1e-3)
 
 
 WARP = Warp(1.0, 2.0, 0.25)
@@ -130,7 +130,7 @@ WARP = Warp(1.0, 2.0, 0.25)
 
 def test_moments_and_draws_of_a_transformed_component():
     location, scale = torch.tensor([0.5, -1.0]).double(), torch.tensor([0.8, 0.3]).double()
-    one = StackedPrediction(
+    warped = StackedPrediction(
         torch.ones(1).double(), location[None], scale[None], torch.tensor([math.inf]).double(),
         [WARP],
     )  # fmt: skip
@@ -148,9 +148,9 @@ def test_moments_and_draws_of_a_transformed_component():
             )[0]
             for k in (1, 2)
         ]  # fmt: skip
-        assert float(one.mean[row]) == pytest.approx(moments[0], rel=1e-3)
-        assert float(one.variance[row]) == pytest.approx(moments[1] - moments[0] ** 2, rel=1e-2)
-    draws = one.sample(20_000, seed=1)
+        assert float(warped.mean[row]) == pytest.approx(moments[0], rel=1e-3)
+        assert float(warped.variance[row]) == pytest.approx(moments[1] - moments[0] ** 2, rel=1e-2)
+    draws = warped.sample(20_000, seed=1)
     for row in range(2):
         transformed = WARP.forward(draws[:, row].numpy())
         expected = stats.norm(float(location[row]), float(scale[row]))
@@ -186,8 +186,8 @@ def test_of_counts_quantiles_and_draws_are_rounded_and_none_is_negative():
     y = torch.full((5,), 0.5, dtype=torch.float64)
     draws = prediction.sample(20_000, seed=2).clamp_min(0.0)
     spread = (draws[:10_000] - draws[10_000:]).abs().mean(0)
-    by_draws = (draws - y).abs().mean(0) - 0.5 * spread
-    torch.testing.assert_close(cut.crps(y), by_draws, rtol=0.05, atol=0.02)
+    expected = (draws - y).abs().mean(0) - 0.5 * spread
+    torch.testing.assert_close(cut.crps(y), expected, rtol=0.05, atol=0.02)
 
 
 def test_the_type_is_that_of_the_parts_and_arrays_are_taken():
@@ -221,7 +221,7 @@ def test_a_stack_of_counts_predicts_whole_numbers_from_zero():
 
 
 def test_intervals_and_bad_input():
-    prediction, one = drawn(), torch.ones(1, 1)
+    prediction, ones = drawn(), torch.ones(1, 1)
     lower, upper = prediction.interval(0.8)
     torch.testing.assert_close(torch.stack([lower, upper], 1), prediction.quantile([0.1, 0.9]))
     assert prediction.quantile([]).shape == (5, 0)
@@ -232,11 +232,11 @@ def test_intervals_and_bad_input():
         (lambda: prediction.sample(0), ArgumentError, "count: got 0"),
         (lambda: prediction.log_density(torch.zeros(4)), ShapeError, r"y: got \(4,\)"),
         (lambda: prediction.cdf(torch.full((5,), math.nan)), NonFiniteError, "y: got 5 of 5"),
-        (lambda: StackedPrediction(one[0], one, one, 4 * one[0], [WARP]), ArgumentError,
+        (lambda: StackedPrediction(ones[0], ones, ones, 4 * ones[0], [WARP]), ArgumentError,
          r"degrees: got 4\.0, expected infinity"),
-        (lambda: StackedPrediction(one[0], one, one, 4 * one[0], [None, None]), ArgumentError,
+        (lambda: StackedPrediction(ones[0], ones, ones, 4 * ones[0], [None, None]), ArgumentError,
          "warps: got 2, expected 1"),
-        (lambda: StackedPrediction(one[0], one, one, 2 * one[0]), ArgumentError,
+        (lambda: StackedPrediction(ones[0], ones, ones, 2 * ones[0]), ArgumentError,
          r"degrees: got 2\.0"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
@@ -275,24 +275,24 @@ def test_no_transform_of_the_grid_is_more_likely(transform):
     x, y = sine()
     y = transform(y)
     model = fitted_matern(x, y)
-    found = choose_warp(model, y)
-    assert found is not None
-    powers = [place / 4 for place in range(9)]
+    chosen = choose_warp(model, y)
+    assert chosen is not None
+    powers = [k / 4 for k in range(9)]
     units = [share * float(y.mean()) for share in (0.01, 0.1, 1.0)]
     if float(y.min()) < 0:
         units = [float(y.std())]
     offset = 0.0 if float(y.min()) >= 0 else float(y.median())
     grid = [profile(model, y, Warp(offset, unit, power)) for unit in units for power in powers]
-    assert profile(model, y, found) == pytest.approx(max(grid), abs=1e-6)
+    assert profile(model, y, chosen) == pytest.approx(max(grid), abs=1e-6)
     assert max(grid) > profile(model, y, None) + 1
 
 
 def test_the_logarithm_is_found_again_and_what_is_normal_stays():
     x, y = sine(200)
-    found = choose_warp(fitted_matern(x, (3 * y).exp()), (3 * y).exp())
-    assert found is not None
-    assert found.power == 0.0
-    assert found.unit < 0.05 * float((3 * y).exp().mean())
+    chosen = choose_warp(fitted_matern(x, (3 * y).exp()), (3 * y).exp())
+    assert chosen is not None
+    assert chosen.power == 0.0
+    assert chosen.unit < 0.05 * float((3 * y).exp().mean())
     assert choose_warp(fitted_matern(x, y), y) is None
 
 
@@ -300,8 +300,8 @@ def test_zeros_and_constant_targets():
     x, y = sine(60)
     counts = (2 * y.exp()).floor()
     assert float(counts.min()) == 0.0
-    found = choose_warp(fitted_matern(x, counts), counts)
-    assert found is None or (found.offset == 0.0 and found.unit >= 0.1 * float(counts.mean()))
+    chosen = choose_warp(fitted_matern(x, counts), counts)
+    assert chosen is None or (chosen.offset == 0.0 and chosen.unit >= 0.1 * float(counts.mean()))
     constant = torch.full((60,), 3.0, dtype=torch.float64)
     assert choose_warp(fitted_matern(x, constant), constant) is None
 
@@ -310,12 +310,12 @@ def test_targets_near_an_upper_end_have_predictions_among_them():
     # Their squares are normal, and zero is 2.4 deviations of these away from their mean.
     x, y = sine()
     y = (2 + y).clamp_min(0.3).sqrt()
-    found = choose_warp(fitted_matern(x, y), y)
-    assert found is not None
-    assert found.power > 1
-    assert found.lowest == float(y.min())
+    chosen = choose_warp(fitted_matern(x, y), y)
+    assert chosen is not None
+    assert chosen.power > 1
+    assert chosen.lowest == float(y.min())
     stack = StackedGP(["matern_warped"]).fit(x, y)
-    assert stack.components[0].warp == found
+    assert stack.components[0].warp == chosen
     far = stack.predict(torch.tensor([[1.5], [50.0]], dtype=torch.float64))
     assert float(y.min()) < float(far.mean.min()) <= float(far.mean.max()) < float(y.max())
     assert float(far.std.max()) < 2 * float(y.std())
@@ -342,9 +342,9 @@ def test_no_point_of_a_grid_has_a_larger_penalized_likelihood(n, nu, hyperparame
         return float(logs.sum()) - penalty(log_scale, inverse, expected)
 
     expected = min(1 / 3, 0.05 + hyperparameters / n)
-    found = fit_calibration(torch.from_numpy(residuals), hyperparameters=hyperparameters)
-    inverse = 0.0 if math.isinf(found.degrees) else 1 / found.degrees
-    best = objective(math.log(found.scale), inverse)
+    calibration = fit_calibration(torch.from_numpy(residuals), hyperparameters=hyperparameters)
+    inverse = 0.0 if math.isinf(calibration.degrees) else 1 / calibration.degrees
+    best = objective(math.log(calibration.scale), inverse)
     grid = [
         objective(s, u) for s in np.linspace(-0.7, 0.9, 41) for u in np.linspace(0.0, 1 / 3, 22)
     ]
@@ -373,14 +373,16 @@ def test_noise_that_grows_with_the_prediction(slope):
     locations = 3 + 2 * draws.standard_normal(4000)
     z = (locations - locations.mean()) / locations.std()
     residuals = 1.5 * np.exp(slope * z.clip(-2, 2)) * draws.standard_normal(4000)
-    found = fit_calibration(residuals, locations)
-    assert found.slope == pytest.approx(slope, abs=0.04)
-    assert found.scale == pytest.approx(1.5, rel=0.05)
-    assert (found.center, found.width) == pytest.approx((locations.mean(), locations.std()))
+    calibration = fit_calibration(residuals, locations)
+    assert calibration.slope == pytest.approx(slope, abs=0.04)
+    assert calibration.scale == pytest.approx(1.5, rel=0.05)
+    assert (calibration.center, calibration.width) == pytest.approx(
+        (locations.mean(), locations.std())
+    )
     few = fit_calibration(residuals[:12], locations[:12])
     assert abs(few.slope) < 0.5
     other = fit_calibration(residuals, 100 - 7 * locations)  # in other units
-    assert other.slope == pytest.approx(-found.slope, abs=1e-4)
+    assert other.slope == pytest.approx(-calibration.slope, abs=1e-4)
     same = fit_calibration(residuals[:20], np.full(20, 3.0))
     assert (same.slope, same.center, same.width) == (0.0, 0.0, 1.0)
 

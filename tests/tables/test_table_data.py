@@ -24,11 +24,11 @@ from gpclml.tables.reading import read_table, split, subset
 def test_a_split_depends_on_the_seed_only():
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    parts, other = split(100, 3), split(100, 4)
+    halves, other = split(100, 3), split(100, 4)
     assert torch.equal(torch.get_rng_state(), before)
-    assert parts.test[:5].tolist() == [86, 42, 89, 92, 3]
-    assert not torch.equal(parts.test.sort().values, other.test.sort().values)
-    assert torch.cat([parts.train, parts.test]).sort().values.tolist() == list(range(100))
+    assert halves.test[:5].tolist() == [86, 42, 89, 92, 3]
+    assert not torch.equal(halves.test.sort().values, other.test.sort().values)
+    assert torch.cat([halves.train, halves.test]).sort().values.tolist() == list(range(100))
     assert len(split(101, 3, 0.34).test) == 34
 
 
@@ -44,11 +44,11 @@ def test_subsets_are_nested_and_of_training_rows_only():
 def test_parts_have_targets_follow_the_seed_and_the_limit():
     targets = torch.arange(100.0)
     targets[::10] = torch.nan
-    parts = split_rows(targets, seed=3, most_rows=30)
-    assert (len(parts.train), len(parts.test)) == (30, 60)
-    assert not bool(targets[torch.cat([parts.train, parts.test])].isnan().any())
-    assert torch.equal(parts.train, split_rows(targets, seed=3, most_rows=30).train)
-    assert not torch.equal(parts.train, split_rows(targets, seed=4, most_rows=30).train)
+    halves = split_rows(targets, seed=3, most_rows=30)
+    assert (len(halves.train), len(halves.test)) == (30, 60)
+    assert not bool(targets[torch.cat([halves.train, halves.test])].isnan().any())
+    assert torch.equal(halves.train, split_rows(targets, seed=3, most_rows=30).train)
+    assert not torch.equal(halves.train, split_rows(targets, seed=4, most_rows=30).train)
     whole = split_rows(targets, tests=False)
     assert torch.equal(whole.train, (~targets.isnan()).nonzero()[:, 0])
     assert len(whole.test) == 0
@@ -56,8 +56,8 @@ def test_parts_have_targets_follow_the_seed_and_the_limit():
     assert len(some) == 7
     assert some.tolist() == sorted(some.tolist())
     for n, train, test in ((442, 354, 88), (5001, 4000, 1001), (30000, 4000, 26000)):
-        parts = split_rows(torch.zeros(n))
-        assert (len(parts.train), len(parts.test)) == (train, test)
+        halves = split_rows(torch.zeros(n))
+        assert (len(halves.train), len(halves.test)) == (train, test)
 
 
 BAD = {
@@ -97,15 +97,15 @@ def test_the_latest_rows_are_test_rows():
     targets = torch.zeros(100)
     targets[3], times[5] = torch.nan, torch.nan
     for limit, count in ((4000, 78), (30, 30)):
-        parts = split_rows(targets, seed=1, most_rows=limit, times=times)
-        assert len(parts.train) == count
-        assert len(parts.test) == 20
-        assert not {3, 5} & {*parts.train.tolist(), *parts.test.tolist()}
-        assert parts.train.tolist() == sorted(parts.train.tolist())
-        assert parts.test.tolist() == sorted(parts.test.tolist())
+        halves = split_rows(targets, seed=1, most_rows=limit, times=times)
+        assert len(halves.train) == count
+        assert len(halves.test) == 20
+        assert not {3, 5} & {*halves.train.tolist(), *halves.test.tolist()}
+        assert halves.train.tolist() == sorted(halves.train.tolist())
+        assert halves.test.tolist() == sorted(halves.test.tolist())
         used = times[~(times.isnan() | targets.isnan())].sort().values
-        assert times[parts.train].sort().values.tolist() == used[:78][-count:].tolist()
-        assert times[parts.test].sort().values.tolist() == used[78:].tolist()
+        assert times[halves.train].sort().values.tolist() == used[:78][-count:].tolist()
+        assert times[halves.test].sort().values.tolist() == used[78:].tolist()
     latest = split_rows(targets, most_rows=7, times=times, tests=False).train
     assert times[latest].min() > times[times.isnan().logical_not()].sort().values[-9]
     assert latest.tolist() == sorted(latest.tolist())
@@ -113,11 +113,11 @@ def test_the_latest_rows_are_test_rows():
 
 def test_rows_of_one_time_stay_together():
     times = torch.arange(90).div(9, rounding_mode="floor").double()
-    parts = split_rows(torch.zeros(90), times=times)
-    assert set(times[parts.test].tolist()) == {8.0, 9.0}
+    halves = split_rows(torch.zeros(90), times=times)
+    assert set(times[halves.test].tolist()) == {8.0, 9.0}
     times = (torch.arange(90) > 80).double() + (torch.arange(90) > 84)  # 72 to 80 are of the first
-    parts = split_rows(torch.zeros(90), times=times)
-    assert parts.test.tolist() == list(range(81, 90))
+    halves = split_rows(torch.zeros(90), times=times)
+    assert halves.test.tolist() == list(range(81, 90))
 
 
 @pytest.mark.parametrize("times", [torch.zeros(60), torch.arange(60) > 56])
@@ -232,7 +232,7 @@ def table_of(n=40, **columns):
     return pandas.DataFrame({"y": rng.standard_normal(n), "x": rng.standard_normal(n), **columns})
 
 
-def with_missing(values, rows):
+def without(values, rows):
     values = list(values)
     for row in rows:
         values[row] = None
@@ -258,9 +258,9 @@ def test_the_command_encodes_as_the_regressor_does(read):
         n,
         yes=np.arange(n) % 3 == 0,
         day=days.strftime("%Y-%m-%d"),
-        town=with_missing(["a", "b", "c", "d"] * (n // 4), [7]),
-        gaps=with_missing(np.arange(n) ** 0.5, range(0, n, 5)),
-        few=with_missing(np.arange(n) ** 1.5, [3]),
+        town=without(["a", "b", "c", "d"] * (n // 4), [7]),
+        gaps=without(np.arange(n) ** 0.5, range(0, n, 5)),
+        few=without(np.arange(n) ** 1.5, [3]),
         codes=np.where(np.arange(n) % 6 == 0, -999.0, np.arange(n) % 7),
     )
     data = read(table)
@@ -276,7 +276,7 @@ def test_columns_that_are_left_out_have_a_reason(read):
     table = table_of(
         n,
         same=[3] * n,
-        nearly=with_missing(["a"] * n, [4]),
+        nearly=without(["a"] * n, [4]),
         none=[None] * n,
         name=[f"name {i}" for i in range(n)],
         day=[f"{1 + i % 28}/{1 + i % 12}/2024" for i in range(n)],

@@ -52,10 +52,10 @@ def test_intervals_hold_rows_that_lack_a_value(fitted, values):
         UserWarning, match=r"600 of 600 rows have values missing, or levels, where .*'"
     ):
         assert 0.82 < held(made, lacking, y) < 0.97
-    rows, one = new.head(5).copy(), new.head(5).copy()
-    one.loc[2] = lacking.loc[2]
+    rows, lacking_one = new.head(5).copy(), new.head(5).copy()
+    lacking_one.loc[2] = lacking.loc[2]
     with pytest.warns(UserWarning, match="1 of 5 rows"):
-        mean, std = made.predict(one, return_std=True)
+        mean, std = made.predict(lacking_one, return_std=True)
     expected, deviation = made.predict(rows, return_std=True)
     np.testing.assert_allclose(np.delete(mean, 2), np.delete(expected, 2), rtol=1e-12)
     assert std[2] > deviation[2]
@@ -121,8 +121,8 @@ NUMBERS = np.random.default_rng(0).uniform(0, 40, 100)
     ],
 )  # fmt: skip
 def test_unusual_values(numbers, codes, limited):
-    found, limits = unusual_values(numbers)
-    assert set(found) == set(codes)
+    codes_found, limits = unusual_values(numbers)
+    assert set(codes_found) == set(codes)
     assert (limits is not None) == limited
 
 
