@@ -24,6 +24,7 @@ from sklearn.datasets import load_diabetes
 from gpclml import ConditionalMarginalLogLikelihood, GPRegression, fit_mll
 from gpclml.conditioning import LastPoints, LeaveOneOut, RandomHoldout
 from gpclml.fit import FitWarning, fit_gpytorch_mll_fused
+from gpclml.fit.diagnosis import predicts_in_its_type, ran_away
 from gpclml.fit.search import Vector, bounds_of, one_thread
 from gpclml.mlls.fixed_loss import FixedLoss, fixed_loss
 
@@ -219,6 +220,20 @@ def test_a_fitted_float32_model_of_botorch_predicts_a_smooth_function(kernel, ki
     off = (posterior.mean - expected.mean).abs() / (expected.variance.sqrt() + 0.01)
     assert off.max() < 0.5
     assert not list(model.added_loss_terms())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_predictions_without_digits_and_a_mean_beside_the_targets_are_told():
+    x, y, _ = smooth()
+    model = SingleTaskGP(x, y, covar_module=ScaleKernel(MaternKernel(ard_num_dims=2)))
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    model.likelihood.noise, model.covar_module.outputscale = 1e-3, 1.0
+    assert predicts_in_its_type(mll)
+    model.covar_module.outputscale = 1e5
+    model.covar_module.base_kernel.lengthscale = 30.0
+    assert not predicts_in_its_type(mll)
+    model.covar_module.outputscale, model.mean_module.constant = 1.0, 50.0
+    assert "the mean 51 deviations" in ran_away(clml(model))
 
 
 @pytest.mark.filterwarnings("ignore")
