@@ -148,6 +148,15 @@ def test_extreme_lengthscales(profile, lengthscale):
     assert torch.isfinite(scaled.grad).all()
 
 
+def test_a_point_does_not_pull_at_itself():
+    x, _, _ = problem("rbf")
+    weights = torch.ones(6, 6, dtype=torch.float64)
+    kernel = radial(x, "rbf")
+    ((_, expected),) = kernel.vjp(weights)
+    ((_, gradient),) = kernel.vjp(weights + 1e16 * torch.eye(6))
+    torch.testing.assert_close(gradient, expected)
+
+
 def test_second_derivatives_are_refused():
     points = torch.zeros(2, 1, requires_grad=True)
     with pytest.raises(UnsupportedError, match="first derivative"):
