@@ -157,6 +157,12 @@ def test_a_point_does_not_pull_at_itself():
     torch.testing.assert_close(gradient, expected)
 
 
+def test_equal_points_have_the_variance_exactly():
+    x = torch.rand(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    K = matrix(torch.cat([x, x]), "matern_12")  # which moves by the root of a rounding
+    assert (K[:50, 50:].diagonal() == 1.0).all()
+
+
 def test_second_derivatives_are_refused():
     points = torch.zeros(2, 1, requires_grad=True)
     with pytest.raises(UnsupportedError, match="first derivative"):
