@@ -8,6 +8,7 @@ device.
 from typing import TYPE_CHECKING
 
 from gpclml._utils.lazy import lazy_names
+from gpclml.conditioning.neighbours import NearestNeighbors, NeighborIndex
 from gpclml.conditioning.strategies import (
     Conditioning,
     HeldOut,
@@ -28,6 +29,8 @@ __all__ = [
     "KFold",
     "LastPoints",
     "LeaveOneOut",
+    "NearestNeighbors",
+    "NeighborIndex",
     "RandomHoldout",
     "RandomOrderings",
     "Split",
@@ -37,4 +40,4 @@ __all__ = [
 ]
 
 # Objectives of GPs need no batches of data.
-__getattr__ = lazy_names(__name__, __all__, ["strategies", "batches"])
+__getattr__ = lazy_names(__name__, __all__, ["strategies", "neighbours", "batches"])

@@ -35,11 +35,17 @@ class Split:
         held_out: Row indices, one tensor for each block size: ``k_i`` blocks of ``b_i`` rows,
             ``(k_i, b_i)``.
         conditioned_on: Row indices, ``(m,)``; None where each block is conditioned on every row
-            outside it.
+            outside it; ``(k, m)`` for rows of its own for each of k held-out points, of which there
+            is one block size ``(k, 1)``, and -1 for no row.
     """
 
     held_out: list[Tensor]
     conditioned_on: Tensor | None = None
+
+    @property
+    def has_neighbors(self) -> bool:
+        """Whether each held-out point is conditioned on rows of its own."""
+        return self.conditioned_on is not None and self.conditioned_on.ndim == 2
 
 
 class Conditioning(ABC):

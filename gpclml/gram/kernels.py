@@ -320,6 +320,20 @@ class Gram(ABC):
         """
         return math.inf
 
+    def metric(self, x: Tensor) -> Tensor:
+        """Points whose squared distances are variances of differences of function values.
+
+        They are so for near points, to second order and up to a factor of each function of
+        distance: near in this metric are points that say much of each other.
+
+        Args:
+            x: Points, ``(*batch, n, d)``.
+
+        Returns:
+            ``(*batch, n, q)``.
+        """
+        return x
+
     def on_features(self, x: Tensor) -> tuple[Gram, Tensor]:
         """The kernel inside of features and columns, and what it is given of the points.
 
@@ -515,6 +529,10 @@ class RadialGram(Gram):
         self._kernel, self._profile = kernel, PROFILES[profile]
         self._lengthscale, self._power = lengthscale, power
 
+    def metric(self, x: Tensor) -> Tensor:
+        """Points in units of the lengthscales."""
+        return x / Hyperparameter(self._kernel, self._lengthscale, x.dtype).value
+
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
         profile = self._profile
@@ -557,6 +575,12 @@ class PeriodicGram(Gram):
     radius :math:`\ell^{-1/2}`, whose squared distance is :math:`4 \sin^2(\pi (x - x') / p) / \ell`.
     Autograd takes gradients from the circles to hyperparameters and points.
     """
+
+    def metric(self, x: Tensor) -> Tensor:
+        """Points on circles."""
+        angle = x * (2.0 * math.pi / Hyperparameter(self._kernel, "period_length", x.dtype).value)
+        radius = Hyperparameter(self._kernel, "lengthscale", x.dtype).value.rsqrt()
+        return torch.cat([angle.cos() * radius, angle.sin() * radius], -1)
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
@@ -604,6 +628,10 @@ class LinearGram(DifferentiatedGram):
         """The number of columns; zero if not known."""
         return num_columns or 0
 
+    def metric(self, x: Tensor) -> Tensor:
+        """Columns times the roots of their variances."""
+        return x * self._kernel.variance.to(x).sqrt()
+
     def _matrix(self, x: Tensor, other: Tensor) -> Tensor:
         _check_columns(self._kernel, x)
         return (x * self._kernel.variance.to(x)) @ other.mT
@@ -620,6 +648,10 @@ class PolynomialGram(DifferentiatedGram):
 class CosineSimilarityGram(DifferentiatedGram):
     """Cosines of the angles between points: inner products of points on the unit sphere."""
 
+    def metric(self, x: Tensor) -> Tensor:
+        """Points on the unit sphere."""
+        return torch.nn.functional.normalize(x, dim=-1)
+
     def _matrix(self, x: Tensor, other: Tensor) -> Tensor:
         left = torch.nn.functional.normalize(x, dim=-1)
         right = left if other is x else torch.nn.functional.normalize(other, dim=-1)
@@ -628,6 +660,10 @@ class CosineSimilarityGram(DifferentiatedGram):
 
 class ConstantGram(DifferentiatedGram):
     """One number for all pairs of points."""
+
+    def metric(self, x: Tensor) -> Tensor:
+        """No distance between any points."""
+        return torch.zeros_like(x[..., :1])
 
     def rank(self, num_columns: int | None) -> float:
         """One."""
@@ -641,6 +677,12 @@ class ConstantGram(DifferentiatedGram):
 
 class TasksGram(DifferentiatedGram):
     """The covariance of the tasks that points belong to: GPyTorch's index kernel."""
+
+    def metric(self, x: Tensor) -> Tensor:
+        """Rows of a root of the tasks' covariance."""
+        values, vectors = torch.linalg.eigh(self._kernel._eval_covar_matrix().detach())
+        root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
+        return _memberships(x, root) @ root
 
     def rank(self, num_columns: int | None) -> float:
         """The number of tasks."""
@@ -676,6 +718,15 @@ class SpectralMixtureGram(Gram):
     GPyTorch keeps several arrays ``(Q, n, n, d)``; here one column and component is computed at a
     time, and again for the gradient.
     """
+
+    def metric(self, x: Tensor) -> Tensor:
+        """Columns times the root mean square of their frequencies."""
+        means, scales, weights = (
+            Hyperparameter(self._kernel, f"mixture_{name}", x.dtype).value
+            for name in ("means", "scales", "weights")
+        )
+        shares = (weights / weights.sum(-1, keepdim=True))[..., None, None]
+        return x * (shares * (means.square() + scales.square())).sum(-3).sqrt()
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
@@ -779,6 +830,11 @@ class ScaledGram(_Composite):
         base, x = self._children[0].on_features(x)
         return ScaledGram(self._kernel, [base]), x
 
+    def metric(self, x: Tensor) -> Tensor:
+        """That of the base kernel, times the root of the scale."""
+        scale = Hyperparameter(self._kernel, "outputscale", x.dtype).value
+        return self._children[0].metric(x) * scale.sqrt()[..., None, None]
+
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
         k, tensors, base_vjp, _ = self._children[0](x, other)
@@ -808,6 +864,17 @@ class SumGram(_Composite):
         """The sum of the ranks."""
         return sum(term.rank(num_columns) for term in self._children)
 
+    def metric(self, x: Tensor) -> Tensor:
+        """Those of the terms side by side."""
+        return torch.cat([term.metric(x) for term in self._children], -1)
+
+    def on_features(self, x: Tensor) -> tuple[Gram, Tensor]:
+        """See :class:`Gram`."""
+        if not self.has_features:
+            return self, x
+        grams, x = _on_features(self._children, x)
+        return SumGram(self._kernel, grams), x
+
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
         evaluated = [term(x, other) for term in self._children]
@@ -830,6 +897,22 @@ class ProductGram(_Composite):
         ranks = [factor.rank(num_columns) for factor in self._children]
         return math.inf if math.inf in ranks else math.prod(ranks)
 
+    def metric(self, x: Tensor) -> Tensor:
+        """Those of the factors side by side, times the root of the other factors' variance."""
+        variances = [factor(x[..., :1, :]).value.to(x) for factor in self._children]
+        metrics = [
+            factor.metric(x) * _product([x.new_ones(1), *variances[:i], *variances[i + 1 :]]).sqrt()
+            for i, factor in enumerate(self._children)
+        ]
+        return torch.cat(metrics, -1)
+
+    def on_features(self, x: Tensor) -> tuple[Gram, Tensor]:
+        """See :class:`Gram`."""
+        if not self.has_features:
+            return self, x
+        grams, x = _on_features(self._children, x)
+        return ProductGram(self._kernel, grams), x
+
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
         evaluated = [factor(x, other) for factor in self._children]
@@ -846,6 +929,18 @@ class ProductGram(_Composite):
             return gradients
 
         return Evaluated(matrix, [tensor for factor in evaluated for tensor in factor.tensors], vjp)
+
+
+def _on_features(children: Sequence[Gram], x: Tensor) -> tuple[list[Gram], Tensor]:
+    """Kernels inside of their features, each on its columns of all features side by side."""
+    bases, columns = zip(*(child.on_features(x) for child in children), strict=True)
+    ends = torch.tensor([points.shape[-1] for points in columns]).cumsum(0).tolist()
+    starts = [0, *ends[:-1]]
+    grams: list[Gram] = [
+        ColumnsGram(base, torch.arange(start, end, device=x.device))
+        for base, start, end in zip(bases, starts, ends, strict=True)
+    ]
+    return grams, torch.cat(columns, -1)
 
 
 class ColumnsGram(Gram):
@@ -866,6 +961,10 @@ class ColumnsGram(Gram):
     def on_features(self, x: Tensor) -> tuple[Gram, Tensor]:
         """See :class:`Gram`."""
         return self._base.on_features(x.index_select(-1, self._dims))
+
+    def metric(self, x: Tensor) -> Tensor:
+        """That of the kernel on these columns."""
+        return self._base.metric(x.index_select(-1, self._dims))
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`; autograd takes gradients from the columns to the points."""
@@ -895,6 +994,10 @@ class FeaturesGram(Gram):
     def on_features(self, x: Tensor) -> tuple[Gram, Tensor]:
         """See :class:`Gram`."""
         return self._base.on_features(self._features(x))
+
+    def metric(self, x: Tensor) -> Tensor:
+        """That of the kernel on the features."""
+        return self._base.metric(self._features(x))
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""

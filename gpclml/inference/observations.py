@@ -302,15 +302,14 @@ class Observations:
             kernel._is_grad_enabled = torch.is_grad_enabled()
         return evaluate_block(block)
 
-    def _points(self) -> Tensor:
-        """What distances of rows are taken of: features of a deep kernel, else inputs."""
+    @torch.no_grad()
+    def metric(self) -> Tensor:
+        """Points whose distances say how near the kernel finds them, ``(*batch, n, q)``."""
         kernels = lazy_kernels(self.latent)
         if not kernels:
-            raise UnsupportedError(
-                "conditioning", "a strategy that needs points", "a covariance by a kernel of points"
-            )
-        gram, x = closed_form_of(self.latent), kernels[0].x1
-        return x if isinstance(gram, Reason) else gram.on_features(x)[1]
+            got, expected = "a strategy that needs points", "a covariance by a kernel of points"
+            raise UnsupportedError("conditioning", got, expected)
+        return torch.cat([metric_points(kernel) for kernel in kernels], -1)
 
     def split(self, conditioning: Conditioning, generator: torch.Generator | None) -> Split:
         """A split in flat target indices, ``(k_i, b_i t)``: a held-out row takes all its tasks."""
@@ -320,7 +319,7 @@ class Observations:
             every = self.flat_indices(torch.arange(self.num_rows).unsqueeze(-1))
             observed = ~self.missing.cpu()[..., every]  # (*batch, n, t)
             observed = observed.any(-1).reshape(-1, self.num_rows).any(0)
-        points = self._points() if conditioning.needs_points else None
+        points = self.metric() if conditioning.needs_points else None
         rows = conditioning.split(self.num_rows, generator, observed, points)
         if self.num_tasks == 1:
             return rows
@@ -624,8 +623,11 @@ def has_one_noise(likelihood: Likelihood) -> bool:
     )
 
 
-def closed_form_of(covariance: LinearOperator) -> Gram | Reason:
-    """A kernel that was called, in closed form, or why its evaluation is left to GPyTorch."""
+def closed_form_of(covariance: LinearOperator, *, dense: bool = False) -> Gram | Reason:
+    """A kernel that was called, in closed form, or why its evaluation is left to GPyTorch.
+
+    With ``dense`` its matrix is formed whatever its rank is.
+    """
     if not isinstance(covariance, LazyEvaluatedKernelTensor):
         return Reason("the model's covariance is not one kernel that is yet to be evaluated")
     if covariance.last_dim_is_batch or covariance.params:
@@ -635,9 +637,26 @@ def closed_form_of(covariance: LinearOperator) -> Gram | Reason:
         return Reason("the kernel was called without gradients")
     gram = closed_form(cast(Any, covariance.kernel))
     num_points, num_columns = cast(Tensor, covariance.x1).shape[-2:]
-    if isinstance(gram, Gram) and gram.rank(num_columns) < num_points:
+    if not dense and isinstance(gram, Gram) and gram.rank(num_columns) < num_points:
         return Reason("the kernel is of low rank, and its matrix is not formed")
     return gram
+
+
+POINTS_AT_ONCE = 1 << 16
+"""Points whose features a network computes together."""
+
+
+def metric_points(covariance: LazyEvaluatedKernelTensor) -> Tensor:
+    """Points of a kernel in its metric; in units of its lengthscales where it is not known."""
+    gram, x = closed_form_of(covariance, dense=True), cast(Tensor, covariance.x1)
+    if isinstance(gram, Gram):
+        return torch.cat([gram.metric(points) for points in x.split(POINTS_AT_ONCE, -2)], -2)
+    for kernel in cast(Any, covariance.kernel).modules():
+        if getattr(kernel, "has_lengthscale", False):
+            dims = kernel.active_dims
+            return (x if dims is None else x.index_select(-1, dims)) / kernel.lengthscale
+    got = type(covariance.kernel).__name__
+    raise UnsupportedError("kernel", got, "a known kernel, or one with lengthscales")
 
 
 def evaluate_block(covariance: LinearOperator) -> Tensor:

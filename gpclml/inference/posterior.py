@@ -84,7 +84,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _posterior_settings() -> Iterator[None]:
+def posterior_settings() -> Iterator[None]:
     """GPyTorch's settings that every posterior needs."""
     with (
         settings.lazily_evaluate_kernels(True),
@@ -97,11 +97,11 @@ def _posterior_settings() -> Iterator[None]:
 @contextmanager
 def reading(model: ExactGP) -> Iterator[None]:
     """Within the block the model is in eval mode, with the settings that a posterior needs."""
-    with evaluating(model), torch.no_grad(), _posterior_settings():
+    with evaluating(model), torch.no_grad(), posterior_settings():
         yield
 
 
-@_posterior_settings()
+@posterior_settings()
 def exact_posterior(
     model: ExactGP, x: Tensor, marginal: bool, progress: bool | None = None
 ) -> PosteriorNormal:
@@ -217,7 +217,7 @@ class JointPrior:
         self.points: Tensor = _cat(train_x, x, -2)
         self.num_train: int = train_x.shape[-2]
         self.distribution: MultivariateNormal = cast(Any, model.forward(self.points))
-        self._operator = cast(LinearOperator, self.distribution.lazy_covariance_matrix)
+        self.operator = cast(LinearOperator, self.distribution.lazy_covariance_matrix)
 
     @property
     def mean(self) -> Tensor:
@@ -227,20 +227,20 @@ class JointPrior:
     @property
     def batch_shape(self) -> torch.Size:
         """That of model and points together."""
-        return self._operator.shape[:-2]
+        return self.operator.shape[:-2]
 
     def training_data(self, model: ExactGP) -> Observations:
         """The prior Gaussian of the model's training targets."""
         seen = slice(0, self.num_train)
         mean = self.distribution.mean[..., seen]
-        prior = MultivariateNormal(mean, cast(Any, self._operator)[..., seen, seen])
+        prior = MultivariateNormal(mean, cast(Any, self.operator)[..., seen, seen])
         targets = cast(Tensor, model.train_targets).to(mean.dtype)
         likelihood = cast(Likelihood, model.likelihood)
         return observations(likelihood, prior, targets, [_training_inputs(model)])
 
     def cross(self, rows: slice) -> LinearOperator:
         """Covariance of new points with the training points, ``(*batch, rows, n)``."""
-        return cast(Any, self._operator)[..., self._new(rows), : self.num_train]
+        return cast(Any, self.operator)[..., self._new(rows), : self.num_train]
 
     def variance(self, rows: slice) -> Tensor:
         """Variances of new points, ``(*batch, rows)``."""
@@ -267,7 +267,7 @@ class JointPrior:
         return covariance + torch.diag_embed(raised - variance)
 
     def _block(self, rows: slice, columns: slice) -> LinearOperator:
-        return cast(Any, self._operator)[..., self._new(rows), self._new(columns)]
+        return cast(Any, self.operator)[..., self._new(rows), self._new(columns)]
 
     def _new(self, rows: slice) -> slice:
         return slice(self.num_train + rows.start, self.num_train + rows.stop)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import gpytorch
 import torch
@@ -21,11 +22,13 @@ from gpclml.conditioning import (
     KFold,
     LastPoints,
     LeaveOneOut,
+    NearestNeighbors,
     RandomHoldout,
     RandomOrderings,
     Split,
 )
 from gpclml.errors import NonFiniteError, UnsupportedError
+from gpclml.inference.neighbours import mean_log_density, neighbors_road
 from gpclml.inference.observations import (
     Observations,
     Road,
@@ -139,10 +142,13 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
                 got = f"{bad} non-finite of {x.numel()} values (shape {tuple(x.shape)})"
                 suggestion = "Remove or impute those rows before building the model."
                 raise NonFiniteError("model.train_inputs", got, "finite inputs", suggestion)
+        self._fixed_neighbors: Split | None = None
         super().__init__(likelihood, model)
         self.solver: Solver = solver
         self.last_solve: tuple[IterativeReport, ...] = ()
-        self.conditioning = conditioning
+        # Neighbours are those of this model's points.
+        is_own = isinstance(conditioning, NearestNeighbors)
+        self.conditioning = copy.deepcopy(conditioning) if is_own else conditioning
         self.factor_dtype = factor_dtype
         self.seed = seed
         self._generator = seeded(seed)
@@ -212,7 +218,18 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         data = training_observations(model, self.likelihood, **kwargs)
         return -self.objective_at(data, self._fixed_split(data))
 
+    def train(self, mode: bool = True) -> Self:
+        """As of any module; a line search that begins after it looks up neighbours anew."""
+        self._fixed_neighbors = None
+        return super().train(mode)
+
     def _fixed_split(self, data: Observations) -> Split:
+        if isinstance(self.conditioning, NearestNeighbors):
+            # A search needs one function: neighbours stay those of the metric at its start.
+            if self._fixed_neighbors is None:
+                drawn = data.split(copy.deepcopy(self.conditioning), seeded(self.seed))
+                self._fixed_neighbors = drawn
+            return self._fixed_neighbors
         return data.split(self.conditioning or KFold(10), seeded(self.seed))
 
     def road(self) -> Road:
@@ -236,7 +253,9 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         check_train_mode(model)
         with torch.no_grad():
             data = training_observations(model, self.likelihood)
-            split = data.split(self.conditioning or _DEFAULT, seeded(self.seed))
+            split = data.split(copy.deepcopy(self.conditioning or _DEFAULT), seeded(self.seed))
+            if split.has_neighbors:
+                return neighbors_road(data, split)
             observed, blocks = data.at(split)
             return observed.road(self.solver, blocks)
 
@@ -256,10 +275,13 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         With ``redrawn`` blocks, which the next call has others of, a batch member that has no
         observed target in these scores 0.
         """
-        observed, blocks = data.at(split)
-        value, self.last_solve = _held_out_density(
-            observed, blocks, self.solver, self.factor_dtype, redrawn=redrawn
-        )
+        if split.has_neighbors:
+            value, self.last_solve = mean_log_density(data, split, self.factor_dtype), ()
+        else:
+            observed, blocks = data.at(split)
+            value, self.last_solve = _held_out_density(
+                observed, blocks, self.solver, self.factor_dtype, redrawn=redrawn
+            )
         return plus_priors(value, self.model, data.num_observed(), data.params)
 
 

@@ -110,6 +110,9 @@ _WARM_UP = 2  # evaluations before the one that is recorded, in which libraries 
 _MOST_MEMBERS = 16  # of a batch, beyond which all are evaluated together
 
 
+_NEIGHBORS = "each point is given neighbours of its own"
+
+
 class FixedLoss:
     """An objective's loss at held-out points that stay the same, and its gradient.
 
@@ -133,7 +136,9 @@ class FixedLoss:
         self._recorded: _Recorded | None = None
         self.road: Road
         self._reason = self._prepare()
-        if self._reason:
+        if self._reason == _NEIGHBORS:
+            self.road = cast(ConditionalMarginalLogLikelihood, mll).road()
+        elif self._reason:
             self.road = Road("GPyTorch's evaluation", self._reason)
 
     @property
@@ -182,6 +187,8 @@ class FixedLoss:
         with torch.no_grad():
             data = training_observations(model, mll.likelihood)
             self._split = self._mll._fixed_split(data)
+            if self._split.has_neighbors:
+                return _NEIGHBORS
             observed, self._blocks = data.at(self._split)
             if is_upstream and (observed.missing is not None or observed.places is not None):
                 return "targets are missing"

@@ -28,12 +28,13 @@ from gpytorch.mlls import LeaveOneOutPseudoLikelihood, MarginalLogLikelihood
 from gpytorch.priors import LogNormalPrior, NormalPrior, Prior
 from torch import Tensor
 
-from gpclml._utils.arguments import checked, reads_are_free, seeded
+from gpclml._utils.arguments import check_counts, checked, reads_are_free, seeded
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml._utils.environment import load_botorch
 from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
+from gpclml.inference.neighbours import posterior_given_neighbors
 from gpclml.inference.observations import Solver
 from gpclml.inference.posterior import (
     checked_points,
@@ -257,6 +258,8 @@ class GPRegression(RegressionGP):
         solver: Solver = "auto",
         progress: bool | None = None,
         grad: bool | None = None,
+        *,
+        neighbors: int | None = None,
     ) -> PosteriorNormal:
         """The posterior at x in original units.
 
@@ -283,6 +286,9 @@ class GPRegression(RegressionGP):
                 factor; None shows it on terminals and in notebooks.
             grad: Whether gradients flow to ``x`` and the parameters, at twice the memory. None
                 means only if ``x`` requires a gradient.
+            neighbors: Predict each point from so many of its nearest training points: marginals,
+                in memory that is linear in the number of training points, for models trained with
+                :class:`~gpclml.conditioning.NearestNeighbors`. From all points if None.
 
         Returns:
             A normal with mean ``(*batch, m)`` and covariance ``(*batch, m, m)``, without GPyTorch's
@@ -303,6 +309,15 @@ class GPRegression(RegressionGP):
         """
         train_x, train_y = self._training_data()
         x = checked_points(x, train_x, self.column_names)
+        if neighbors is not None:
+            check_counts(neighbors=neighbors)
+            if max(train_x.ndim, x.ndim) > 2:
+                raise UnsupportedError("neighbors", "a batch", "one model, and points (m, d)")
+            with evaluating(self):
+                posterior = posterior_given_neighbors(self, x, neighbors, progress)
+                posterior = observed_posterior(self.likelihood, posterior, x, observation_noise)
+                units = self.target_standardizer
+                return posterior.in_units(units.scale, units.offset, marginal=True)
         chosen = choose_posterior_solver(solver, train_x, train_y, x, marginal)
         if chosen is not None:
             posterior = IterativePosterior(self, chosen)

@@ -1,0 +1,232 @@
+"""Each point given its nearest neighbours: who is conditioned on whom, and how they are found."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import check_counts, checked
+from gpclml.conditioning.strategies import Conditioning, Split
+from gpclml.errors import ArgumentError
+
+__all__ = ["NearestNeighbors", "NeighborIndex"]
+
+# A tree looks at few points where there are few dimensions, and at nearly all where there are many.
+_MOST_DIMENSIONS_OF_A_TREE = 8
+_DISTANCES_AT_ONCE = {"cpu": 1 << 24, "other": 1 << 30}  # entries of a matrix of distances
+
+
+class NearestNeighbors(Conditioning):
+    r"""Holds out each point of a random batch, given its k nearest neighbours.
+
+    .. math:: \frac{1}{|B|} \sum_{i \in B} \log p(y_i \mid y_{N(i)}, X)
+
+    Each term costs :math:`k^3`, whatever the number n of points is, and the mean over a batch is an
+    unbiased estimate of the mean over all points. With ``order="all"`` the neighbours N(i) are
+    among all other points: leave-one-out given neighbours (Jankowiak and Pleiss 2021; Muyskens et
+    al. 2021). With ``order="previous"`` they are among those before i in a random order: the sum
+    over all points is Vecchia's approximation of the log marginal likelihood (Vecchia 1988;
+    Katzfuss and Guinness 2021), a log density of all targets. With ``k = n - 1`` these are
+    leave-one-out and the log marginal likelihood themselves, exactly.
+
+    Neighbours are near in the metric of the kernel: points in units of its lengthscales, features
+    of a deep kernel. They are looked up again every ``refresh`` calls, as the kernel is then. An
+    objective has a copy of its own, so that one strategy can be given to several.
+
+    Args:
+        k: Number of neighbours, at least 1; all others where there are fewer.
+        batch: Number of points held out at each call, drawn with replacement; all of them, once
+            each, if None or if there are no more.
+        order: Whether neighbours are among ``"all"`` others, or among the ``"previous"`` points.
+        refresh: Number of calls after which neighbours are looked up in a new metric.
+        seed: See :class:`Conditioning`; also of the random order, seed 0 if None.
+
+    Note:
+        Neighbours are found by SciPy's k-d tree on a CPU in up to eight dimensions, else by the
+        distances to all points, a chunk at a time: ``batch * n * d`` multiplications.
+
+    Examples:
+        >>> x = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
+        >>> NearestNeighbors(k=2, batch=None).split(4, points=x)
+        Split(held_out=[tensor([[0],
+                [1],
+                [2],
+                [3]])], conditioned_on=tensor([[1, 2],
+                [0, 2],
+                [1, 0],
+                [2, 1]]))
+    """
+
+    is_random = True
+
+    @checked
+    def __init__(
+        self,
+        k: int = 32,
+        batch: int | None = 128,
+        order: Literal["all", "previous"] = "all",
+        refresh: int = 10,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(seed)
+        check_counts(k=k, batch=batch, refresh=refresh)
+        self.k: int = int(k)
+        self.batch: int | None = None if batch is None else int(batch)
+        self.order: Literal["all", "previous"] = order
+        self.refresh: int = int(refresh)
+        self._index: NeighborIndex | None = None
+        self._calls = 0
+
+    @property
+    def needs_points(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the next call looks up neighbours in a new metric."""
+        return self._index is None or self._calls % self.refresh == 0
+
+    def split(self, num_data, generator=None, observed=None, points=None):
+        """See :class:`Conditioning`; ``points`` are needed where ``needs_points``.
+
+        Returns:
+            Held-out points ``(b, 1)``, and the rows that each is conditioned on, ``(b, k)``,
+            nearest first; -1 where there are fewer, as for the first of an order.
+        """
+        rows, generator = self.observed_rows(num_data, observed), self.generator(generator)
+        index = self._index
+        if points is not None:
+            index = NeighborIndex(points, rows, self._order(rows))
+        if index is None or index.num_rows != rows.numel():
+            raise ArgumentError("points", None, "the points in whose metric neighbours are near")
+        self._index, self._calls = index, self._calls + 1
+        if self.batch is None or self.batch >= rows.numel():
+            chosen = torch.arange(rows.numel())
+        else:
+            chosen = torch.randint(rows.numel(), (self.batch,), generator=generator)
+        return Split([rows[chosen].unsqueeze(-1)], index.neighbors(chosen, self.k))
+
+    def _order(self, rows: Tensor) -> Tensor | None:
+        """Positions of the rows in a random order; None where it does not matter."""
+        if self.order == "all":
+            return None
+        generator = torch.Generator().manual_seed(self.seed or 0)
+        return torch.randperm(rows.numel(), generator=generator)
+
+    def __deepcopy__(self, memo: Any) -> NearestNeighbors:
+        """With the same settings, and neighbours of its own."""
+        return NearestNeighbors(self.k, self.batch, self.order, self.refresh, self.seed)
+
+    __copy__ = lambda self: self.__deepcopy__(None)  # noqa: E731
+
+    def __repr__(self) -> str:
+        names = ("k", "batch", "order", "refresh", "seed")
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"{type(self).__name__}({shown})"
+
+
+class NeighborIndex:
+    """Points among which nearest neighbours are looked up.
+
+    Args:
+        points: In a metric where near points are correlated, ``(n, q)``, on any device.
+        rows: Rows that can be neighbours, ``(r,)``, on the CPU; all of them if None.
+        positions: Positions of these rows in an order: neighbours of a row come before it,
+            ``(r,)``.
+    """
+
+    def __init__(
+        self, points: Tensor, rows: Tensor | None = None, positions: Tensor | None = None
+    ) -> None:
+        points = points.detach()
+        if points.ndim != 2:
+            expected = "(n, d): neighbours are those of one model, not of a batch"
+            raise ArgumentError("points", tuple(points.shape), expected)
+        self._rows = torch.arange(len(points)) if rows is None else rows
+        if len(self._rows) < len(points):
+            points = points[self._rows.to(points.device)]
+        self.num_rows: int = len(points)
+        self._points, self._positions = points, positions
+        self._norms: Tensor | None = None
+        self._tree: Any = None
+        if points.device.type == "cpu" and points.shape[-1] <= _MOST_DIMENSIONS_OF_A_TREE:
+            from scipy.spatial import KDTree
+
+            # Balanced cells take long to find, and pay where points are not spread evenly.
+            self._tree = KDTree(points.numpy(), balanced_tree=False, compact_nodes=False)
+
+    def neighbors(self, chosen: Tensor, k: int) -> Tensor:
+        """Rows of the k nearest neighbours of some rows, nearest first, -1 where there are fewer.
+
+        Args:
+            chosen: Places of the rows among all that can be neighbours, ``(b,)``.
+            k: Number of neighbours.
+
+        Returns:
+            ``(b, min(k, r - 1))``, on the CPU.
+        """
+        k = min(k, self.num_rows - 1)
+        if self._positions is not None:
+            found = self._previous(chosen, k)
+        else:
+            found = self._nearest(self._points[chosen.to(self._points.device)], k + 1)
+            # Among more than k copies of a point, the point itself need not be there.
+            itself = found == chosen.unsqueeze(-1)
+            itself[:, -1] |= ~itself.any(-1)
+            found = found[~itself].view(len(chosen), k)
+        return torch.where(found < 0, -1, self._rows[found])
+
+    def nearest(self, points: Tensor, k: int) -> Tensor:
+        """Rows of the k points nearest to others, nearest first.
+
+        Args:
+            points: In the same metric, ``(m, q)``.
+            k: Number of neighbours.
+
+        Returns:
+            ``(m, min(k, r))``, on the CPU.
+        """
+        return self._rows[self._nearest(points.detach(), min(k, self.num_rows))]
+
+    def _nearest(self, points: Tensor, k: int, before: Tensor | None = None) -> Tensor:
+        """Places of the k nearest among all, or among those whose positions are below a number."""
+        if self._tree is not None and before is None:
+            workers = torch.get_num_threads()
+            _, found = self._tree.query(points.numpy(), k=[*range(1, k + 1)], workers=workers)
+            return torch.from_numpy(found)
+        if self._norms is None:
+            self._norms = self._points.square().sum(-1)
+        most = _DISTANCES_AT_ONCE["cpu" if self._points.is_cpu else "other"]
+        size = max(1, most // self.num_rows)
+        chunks = []
+        for start in range(0, len(points), size):
+            chunk = slice(start, start + size)
+            # The norm of the point itself is the same for all of its neighbours.
+            distances = torch.addmm(self._norms, points[chunk], self._points.mT, alpha=-2.0)
+            if before is not None:
+                assert self._positions is not None
+                positions = self._positions.to(distances.device)
+                later = positions >= before[chunk, None].to(distances.device)
+                distances.masked_fill_(later, torch.inf)
+            nearest, found = distances.topk(k, largest=False)
+            chunks.append(found.masked_fill_(nearest == torch.inf, -1).cpu())
+        return torch.cat(chunks)
+
+    def _previous(self, chosen: Tensor, k: int) -> Tensor:
+        """Places of the k nearest among those that come before, ``(b, k)``."""
+        assert self._positions is not None
+        before, points = self._positions[chosen], self._points[chosen.to(self._points.device)]
+        if self._tree is None:
+            return self._nearest(points, k, before)
+        # Of neighbours among all, the share before / n comes before: twice as many are enough for
+        # nearly all points but the first ones.
+        result = torch.full((len(chosen), k), -1)
+        left, wanted = torch.arange(len(chosen)), 4 * k
+        while len(left) and wanted < self.num_rows // 4:
+            found = self._nearest(points[left], wanted)
+            is_before = self._positions[found] < before[left, None]
+            enough = is_before.sum(-1) >= k
+            kept = is_before & (is_before.cumsum(-1) <= k)
+            result[left[enough]] = found[enough][kept[enough]].view(-1, k)
+            left, wanted = left[~enough], 4 * wanted
+        if len(left):
+            result[left] = self._nearest(points[left], k, before[left])
+        return result

@@ -1,0 +1,190 @@
+"""Densities and predictions of points given their nearest neighbours.
+
+Each point is a small Gaussian of its own, and all of a batch are evaluated together: covariances
+``(b, k + 1, k + 1)`` of the neighbours and the point, in double precision.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.models import ExactGP
+from linear_operator.operators import DiagLinearOperator, LinearOperator
+from torch import Tensor
+
+from gpclml._utils import environment
+from gpclml._utils.arguments import all_finite, reads_are_free
+from gpclml.conditioning import NeighborIndex, Split
+from gpclml.errors import UnsupportedError
+from gpclml.gram import Gram
+from gpclml.inference.observations import (
+    POINTS_AT_ONCE,
+    Observations,
+    Road,
+    closed_form_of,
+    metric_points,
+)
+from gpclml.inference.posterior import JointPrior, posterior_settings
+from gpclml.inference.units import PosteriorNormal, above_rounding
+from gpclml.linalg import DenseCovariance, GramCovariance
+
+__all__ = [
+    "conditional_log_densities",
+    "mean_log_density",
+    "neighbors_road",
+    "posterior_given_neighbors",
+]
+
+_ENTRIES_AT_ONCE = {"cpu": 1 << 23, "other": 1 << 28}  # of covariances of neighbours
+
+
+def mean_log_density(
+    data: Observations, split: Split, factor_dtype: torch.dtype | None = None
+) -> Tensor:
+    """The mean log density of held-out targets given their neighbours, ``()``."""
+    checked = reads_are_free(data.residual.device)
+    value = conditional_log_densities(data, split, factor_dtype, checked=checked).mean()
+    if not all_finite(value):
+        if not checked:  # again, with every factorization checked
+            value = conditional_log_densities(data, split, factor_dtype).mean()
+        data.check_density(value)
+    return value
+
+
+def conditional_log_densities(
+    data: Observations,
+    split: Split,
+    factor_dtype: torch.dtype | None = None,
+    *,
+    checked: bool = True,
+) -> Tensor:
+    """Log densities of held-out targets, each given the rows that a split names for it, ``(b,)``.
+
+    Args:
+        data: Of one model, with one target for each row.
+        split: Held-out rows ``(b, 1)`` and the rows that each is conditioned on, ``(b, k)``; -1 is
+            no row.
+        factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
+        checked: See :func:`gpclml.linalg.safe_cholesky`.
+    """
+    given = cast(Tensor, split.conditioned_on)
+    index = torch.cat([given, split.held_out[0]], -1).to(data.residual.device)
+    absent = index < 0
+    index = index.clamp_min(0)
+    if data.missing is not None:
+        absent = absent | data.missing[index]
+    covariance = _covariance(data, index, absent).factored_in(factor_dtype, checked=checked)
+    residual = data.residual[index].masked_fill(absent, 0.0)
+    last = torch.tensor([[index.shape[-1] - 1]])
+    return covariance.held_out_log_density(residual, [last])
+
+
+def _covariance(data: Observations, index: Tensor, absent: Tensor) -> DenseCovariance:
+    """Of the targets at each row of an index, ``(b, k, k)``; absent ones are standard normals."""
+    lazy, noise = _lazy_kernel(data.latent), _noise_at(data, index)
+    gram, x = closed_form_of(lazy, dense=True), cast(Tensor, lazy.x1)
+    if isinstance(gram, Gram):
+        if gram.has_features:  # a network sees each point once, however many are its neighbours
+            rows, index = index.unique(return_inverse=True)
+            gram, x = gram.on_features(x.index_select(-2, rows))
+        shape = torch.Size((*index.shape, index.shape[-1]))
+        covariance = GramCovariance(gram, x[index], noise, shape)
+        if not bool(absent.any()):
+            return covariance
+        matrix = covariance.matrix
+    else:
+        variances = noise if isinstance(noise, Tensor) else cast(Any, noise).noise
+        matrix = _matrix(lazy, x[index], x[index])
+        identity = torch.eye(index.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        matrix = torch.addcmul(matrix, variances.unsqueeze(-1), identity)
+    matrix = matrix.masked_fill(absent.unsqueeze(-1) | absent.unsqueeze(-2), 0.0)
+    return DenseCovariance(matrix + torch.diag_embed(absent.to(matrix)))
+
+
+def neighbors_road(data: Observations, split: Split) -> Road:
+    """How densities given neighbours are computed, and why not by a faster way."""
+    gram = closed_form_of(_lazy_kernel(data.latent), dense=True)
+    size = cast(Tensor, split.conditioned_on).shape[-1] + 1
+    how = f"Cholesky factors of {size} points each"
+    if isinstance(gram, Gram):
+        return Road(f"closed form, {how}")
+    return Road(f"GPyTorch's kernel, {how}", gram.text)
+
+
+def _lazy_kernel(latent: LinearOperator) -> LazyEvaluatedKernelTensor:
+    if isinstance(latent, LazyEvaluatedKernelTensor):
+        return latent
+    got, expected = type(latent).__name__, "a model with one kernel of all of its points"
+    raise UnsupportedError("conditioning", f"NearestNeighbors for {got}", expected)
+
+
+def _noise_at(data: Observations, index: Tensor) -> Tensor | torch.nn.Module:
+    """Variances of the noise at each row of an index, or the module that has one for all."""
+    noise = data.independent_noise
+    if noise is None or data.num_tasks > 1:
+        expected = "a model with one target for each row and independent noise"
+        raise UnsupportedError("conditioning", "NearestNeighbors", expected)
+    return noise.expand(data.residual.shape)[index] if isinstance(noise, Tensor) else noise
+
+
+def _matrix(lazy: LazyEvaluatedKernelTensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The matrix of points by GPyTorch's kernel."""
+    with torch.set_grad_enabled(lazy._is_grad_enabled and torch.is_grad_enabled()):
+        return LazyEvaluatedKernelTensor(rows, columns, kernel=lazy.kernel).to_dense()
+
+
+@posterior_settings()
+@torch.no_grad()
+def posterior_given_neighbors(
+    model: ExactGP, x: Tensor, neighbors: int, progress: bool | None = None
+) -> PosteriorNormal:
+    """The latent marginals at new points, each given its nearest training points.
+
+    Memory is linear in the number of training points, and the time of a point is ``neighbors³``.
+
+    Args:
+        model: A model in eval mode, with training data.
+        x: New points, ``(m, d)``.
+        neighbors: Number of training points that each is conditioned on.
+        progress: Whether to show a bar.
+
+    Returns:
+        In training units, with a diagonal covariance.
+    """
+    prior = JointPrior(model, x)
+    data, n = prior.training_data(model), prior.num_train
+    lazy = _lazy_kernel(prior.operator)
+    gram, points = closed_form_of(lazy, dense=True), cast(Tensor, lazy.x1)
+    if isinstance(gram, Gram):
+        inside = [gram.on_features(chunk) for chunk in points.split(POINTS_AT_ONCE, -2)]
+        gram, points = inside[0][0], torch.cat([chunk for _, chunk in inside], -2)
+    metric = gram.metric(points) if isinstance(gram, Gram) else metric_points(lazy)
+    observed = None if data.missing is None else (~data.missing).nonzero().squeeze(-1).cpu()
+    index = NeighborIndex(metric[:n], observed)
+    neighbors = min(neighbors, index.num_rows)
+    size = max(1, _ENTRIES_AT_ONCE["cpu" if x.is_cpu else "other"] // neighbors**2)
+
+    def kernel(rows: Tensor, columns: Tensor | None = None) -> Tensor:
+        if isinstance(gram, Gram):
+            return gram(rows, columns).value
+        return _matrix(lazy, rows, rows if columns is None else columns)
+
+    means, variances = [], []
+    starts = range(n, len(metric), size)
+    for start in environment.progress_bar(starts, progress=progress, desc="predict", leave=False):
+        new = slice(start, start + size)
+        near = index.nearest(metric[new], neighbors).to(x.device)
+        rows, columns = points[near].double(), points[new].double().unsqueeze(-2)
+        noise = _noise_at(data, near)
+        noise = cast(Any, noise).noise if isinstance(noise, torch.nn.Module) else noise
+        identity = torch.eye(neighbors, dtype=rows.dtype, device=rows.device)
+        matrix = torch.addcmul(kernel(rows), noise.to(rows).unsqueeze(-1), identity)
+        predictor = DenseCovariance(matrix).predictor(data.residual[near].to(rows))
+        block = predictor.given(kernel(rows, columns))
+        variance = kernel(columns).flatten()
+        means.append(block.shift.flatten())
+        variances.append(above_rounding(variance - block.reduction.flatten(), variance))
+    mean = prior.mean + torch.cat(means).to(x)
+    return PosteriorNormal(mean, DiagLinearOperator(torch.cat(variances).to(x)))

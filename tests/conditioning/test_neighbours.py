@@ -1,0 +1,93 @@
+"""Nearest neighbours: who they are, and how batches are drawn."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from gpclml.conditioning import NearestNeighbors, NeighborIndex
+from gpclml.errors import ArgumentError
+
+
+def brute_force(points: torch.Tensor, row: int, k: int, allowed: torch.Tensor) -> set[int]:
+    distances = (points - points[row]).square().sum(-1)
+    distances[~allowed] = torch.inf
+    distances[row] = torch.inf
+    nearest = distances.argsort()[:k]
+    return {int(i) for i in nearest if distances[i] < torch.inf}
+
+
+@pytest.mark.parametrize("d", [2, 20])  # by a tree, and by distances to all points
+@pytest.mark.parametrize("order", ["all", "previous"])
+def test_neighbours_are_the_nearest_that_may_be(d, order):
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(300, d, generator=generator, dtype=torch.float64)
+    observed = torch.rand(300, generator=generator) < 0.8
+    strategy = NearestNeighbors(k=7, batch=None, order=order, seed=3)
+    split = strategy.split(300, observed=observed, points=points)
+    rows = observed.nonzero().squeeze(-1)
+    assert torch.equal(split.held_out[0].squeeze(-1), rows)
+    positions = torch.full((300,), -1)
+    positions[rows] = torch.randperm(len(rows), generator=torch.Generator().manual_seed(3))
+    for row, given in zip(rows.tolist(), split.conditioned_on.tolist(), strict=True):
+        allowed = observed if order == "all" else observed & (positions < positions[row])
+        assert set(given) - {-1} == brute_force(points, row, 7, allowed)
+
+
+def test_every_point_is_drawn_as_often_as_any_other():
+    points = torch.rand(40, 2, generator=torch.Generator().manual_seed(0))
+    generator, counts = torch.Generator().manual_seed(1), torch.zeros(40)
+    strategy = NearestNeighbors(k=3, batch=20, refresh=1000)
+    for call in range(500):
+        split = strategy.split(40, generator, points=points if call == 0 else None)
+        counts += torch.bincount(split.held_out[0].flatten(), minlength=40)
+    # Of 10,000 draws each point has 250 with a deviation of 15.6.
+    assert (counts - 250).abs().max() < 5 * 15.6
+
+
+def test_neighbours_are_looked_up_anew_after_so_many_calls():
+    near, far = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([[0.0], [3.0], [1.0]])
+    strategy = NearestNeighbors(k=1, batch=None, refresh=2)
+    asked, first = [], []
+    for points in (near, far, far):
+        asked.append(strategy.needs_points)
+        split = strategy.split(3, points=points if strategy.needs_points else None)
+        first.append(int(split.conditioned_on[0, 0]))
+    assert asked == [True, False, True]
+    assert first == [1, 1, 2]
+
+
+def test_a_copy_has_its_own_neighbours_and_a_seed_its_own_draws():
+    points = torch.rand(30, 2, generator=torch.Generator().manual_seed(0))
+    strategy = NearestNeighbors(k=2, batch=5, seed=4)
+    first, again = (strategy.split(30, points=points) for _ in range(2))
+    assert torch.equal(first.held_out[0], again.held_out[0])
+    assert copy.deepcopy(strategy).needs_points
+    assert repr(copy.copy(strategy)) == repr(strategy)
+
+
+@pytest.mark.parametrize("order", ["all", "previous"])
+def test_copies_and_few_points(order):
+    points = torch.zeros(50, 2)
+    split = NearestNeighbors(k=3, batch=None, order=order).split(50, points=points)
+    given, held_out = split.conditioned_on, split.held_out[0]
+    assert given.shape == (50, 3)
+    assert not (given == held_out).any()
+    fewer = NearestNeighbors(k=90, batch=None, order=order).split(50, points=points)
+    assert fewer.conditioned_on.shape == (50, 49)
+    alone = NearestNeighbors(batch=None, order=order).split(1, points=points[:1])
+    assert alone.conditioned_on.shape == (1, 0)
+
+
+def test_points_of_a_batch_and_none_are_refused():
+    with pytest.raises(ArgumentError, match="neighbours are those of one model"):
+        NearestNeighbors().split(4, points=torch.rand(2, 4, 1))
+    with pytest.raises(ArgumentError, match="points"):
+        NearestNeighbors().split(4)
+
+
+def test_other_points_are_near_theirs():
+    index = NeighborIndex(torch.tensor([[0.0], [1.0], [5.0]]), rows=torch.tensor([0, 2]))
+    assert index.nearest(torch.tensor([[1.1], [9.0]]), 1).tolist() == [[0], [2]]

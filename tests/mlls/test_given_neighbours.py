@@ -1,0 +1,224 @@
+"""The objective of points given their nearest neighbours, and predictions given neighbours."""
+
+from __future__ import annotations
+
+import gpytorch
+import pytest
+import torch
+from botorch.models import SingleTaskGP
+
+from gpclml import ConditionalMarginalLogLikelihood, LastPoints, LeaveOneOut, fit_mll
+from gpclml.conditioning import NearestNeighbors, Split
+from gpclml.errors import UnsupportedError
+from gpclml.inference.neighbours import conditional_log_densities
+from gpclml.inference.observations import training_observations
+from gpclml.models import GPRegression
+
+
+class OwnKernel(gpytorch.kernels.RBFKernel):
+    """A kernel that is not known in closed form."""
+
+    def forward(self, x1, x2, diag=False, **params):
+        return super().forward(x1, x2, diag=diag, **params)
+
+
+def data(n: int = 30, d: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(n, d, generator=generator, dtype=torch.float64)
+    noise = torch.randn(n, generator=generator, dtype=torch.float64)
+    return x, (4 * x).sin().sum(-1) + 0.1 * noise
+
+
+def fixed_noise(x, y):
+    noise = torch.linspace(0.01, 0.1, len(y), dtype=torch.float64)
+    likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise)
+    return GPRegression(x, y, likelihood=likelihood)
+
+
+kernels = gpytorch.kernels
+MODELS = {
+    "matern": GPRegression,
+    "deep": lambda x, y: GPRegression(x, y, "deep"),
+    "deep_bottleneck": lambda x, y: GPRegression(x, y, "deep_bottleneck"),
+    "network mean": lambda x, y: GPRegression(x, y, mean="mlp"),
+    "spectral mixture": lambda x, y: GPRegression(x, y, "spectral_mixture"),
+    "linear": lambda x, y: GPRegression(x, y, kernels.LinearKernel()),
+    "sum": lambda x, y: GPRegression(
+        x, y, kernels.ScaleKernel(kernels.RBFKernel(active_dims=[0])) + kernels.LinearKernel()
+    ),
+    "product": lambda x, y: GPRegression(x, y, kernels.RBFKernel() * kernels.PeriodicKernel()),
+    "own": lambda x, y: GPRegression(x, y, OwnKernel()),
+    "fixed noise": fixed_noise,
+    "botorch": lambda x, y: SingleTaskGP(x, y.unsqueeze(-1)),
+}
+
+
+@pytest.mark.parametrize("order", ["previous", "all"])
+@pytest.mark.parametrize("name", MODELS)
+def test_with_all_others_as_neighbours_it_is_the_exact_objective(name, order):
+    x, y = data()
+    exact = LastPoints(m=0) if order == "previous" else LeaveOneOut()
+    values = []
+    for conditioning in (exact, NearestNeighbors(k=len(y) - 1, batch=None, order=order)):
+        model = MODELS[name](x, y).double()
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
+        mll.train()
+        value = mll(model(*model.train_inputs), model.train_targets, *model.train_inputs)
+        gradients = torch.autograd.grad(value, list(model.parameters()), allow_unused=True)
+        values.append([value.detach(), *(g for g in gradients if g is not None)])
+    for ours, reference in zip(*values, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("order", ["previous", "all"])
+def test_each_density_is_that_of_a_gaussian(order):
+    x, y = data()
+    model = GPRegression(x, y)
+    observations = training_observations(model.train())
+    strategy = NearestNeighbors(k=4, batch=None, order=order)
+    split = strategy.split(len(y), points=observations.metric())
+    values = conditional_log_densities(observations, split)
+    with torch.no_grad():
+        prior = model.likelihood(model(x))
+        K, mean = prior.covariance_matrix, prior.mean
+    for i, given in enumerate(split.conditioned_on):
+        rows = given[given >= 0]
+        weights = torch.linalg.solve(K[rows][:, rows], K[rows, i])
+        error = model.train_targets[i] - mean[i] - weights @ (model.train_targets - mean)[rows]
+        variance = K[i, i] - weights @ K[rows, i]
+        expected = torch.distributions.Normal(0.0, variance.sqrt()).log_prob(error)
+        assert values[i].item() == pytest.approx(expected.item(), abs=1e-10)
+
+
+def test_batches_add_up_to_all_points():
+    x, y = data()
+    observations = training_observations(GPRegression(x, y, "deep").train())
+    split = NearestNeighbors(k=5, batch=None).split(len(y), points=observations.metric())
+    parts = [
+        conditional_log_densities(
+            observations, Split([split.held_out[0][rows]], split.conditioned_on[rows])
+        ).mean()
+        for rows in torch.randperm(30, generator=torch.Generator().manual_seed(0)).split(6)
+    ]
+    every = conditional_log_densities(observations, split).mean()
+    torch.testing.assert_close(torch.stack(parts).mean(), every, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kernel", ["matern", "deep", "deep_bottleneck"])
+def test_gradients_are_those_of_finite_differences(kernel):
+    x, y = data()
+    model = GPRegression(x, y, kernel).train()
+    strategy = NearestNeighbors(k=4, batch=12, seed=0, refresh=10**6)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy)
+    value = lambda: mll(model(x), model.train_targets)  # noqa: E731
+    value().backward()
+    for parameter in model.parameters():
+        direction = torch.randn(
+            parameter.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
+        with torch.no_grad():
+            parameter += 1e-5 * direction
+            above = value()
+            parameter -= 2e-5 * direction
+            below = value()
+            parameter += 1e-5 * direction
+        slope = (parameter.grad * direction).sum().item()
+        assert slope == pytest.approx(((above - below) / 2e-5).item(), rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("order", ["previous", "all"])
+def test_missing_targets_are_left_out(order):
+    x, y = data()
+    kept = torch.arange(30) % 4 != 1
+    values = []
+    with gpytorch.settings.observation_nan_policy("mask"):
+        for points, targets in ((x, y.masked_fill(~kept, torch.nan)), (x[kept], y[kept])):
+            model = GPRegression(points, targets, standardize=False)
+            strategy = NearestNeighbors(k=5, batch=None, order=order)
+            mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy)
+            values.append(mll(model(points), model.train_targets))
+    torch.testing.assert_close(*values, rtol=1e-12, atol=1e-12)
+
+
+def test_float32_agrees_with_float64():
+    x, y = data(200)
+    values = []
+    for dtype in (torch.float32, torch.float64):
+        model = GPRegression(x.to(dtype), y.to(dtype)).train()
+        mll = ConditionalMarginalLogLikelihood(
+            model.likelihood, model, NearestNeighbors(k=16, batch=None)
+        )
+        value = mll(model(x.to(dtype)), model.train_targets)
+        gradients = torch.autograd.grad(value, list(model.parameters()))
+        values.append([value.detach(), *gradients])
+    for single, double in zip(*values, strict=True):
+        torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["matern", "deep", "linear", "own"])
+def test_predictions_given_all_points_are_the_exact_ones(name):
+    x, y = data()
+    model = MODELS[name](x, y)
+    new = torch.rand(11, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for noise in (True, False):
+        exact = model.predict(new, noise, marginal=True)
+        ours = model.predict(new, noise, neighbors=100)
+        torch.testing.assert_close(ours.mean, exact.mean, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(ours.variance, exact.variance, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+@pytest.mark.parametrize("order", ["all", "previous"])
+def test_a_fit_finds_what_made_the_data(optimizer, order):
+    x, y = data(600, 2)
+    model = GPRegression(x, y)
+    strategy = NearestNeighbors(k=12, batch=200, order=order)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy)
+    options = {"steps": 60, "lr": 0.1} if optimizer == "adam" else {}
+    result = fit_mll(mll, optimizer, progress=False, **options)
+    assert not result.problem
+    assert "Cholesky factors of 13 points each" in result.road.way
+    deviation = (model.likelihood.noise.sqrt() * model.target_scale).item()
+    assert deviation == pytest.approx(0.1, rel=0.25)
+    new, _ = data(700, 2)
+    truth = (4 * new[600:]).sin().sum(-1)
+    predicted = model.predict(new[600:], neighbors=40)
+    assert (predicted.mean - truth).square().mean().sqrt() < 0.06
+
+
+def test_one_strategy_serves_two_objectives():
+    strategy, values = NearestNeighbors(k=5, batch=None, refresh=5), []
+    for n in (30, 40, 30):
+        x, y = data(n)
+        model = GPRegression(x, y)
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy)
+        values.append(mll(model(x), model.train_targets).item())
+    assert values[0] == values[2]
+
+
+def test_models_without_neighbours_are_refused_by_name():
+    x, y = data()
+    several = torch.stack([y, y], -1)
+    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(2)
+
+    class Multitask(gpytorch.models.ExactGP):
+        def __init__(self):
+            super().__init__(x, several, likelihood)
+            self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), 2)
+            self.covar_module = kernels.MultitaskKernel(kernels.RBFKernel(), 2)
+
+        def forward(self, x):
+            return gpytorch.distributions.MultitaskMultivariateNormal(
+                self.mean_module(x), self.covar_module(x)
+            )
+
+    model = Multitask().double()
+    mll = ConditionalMarginalLogLikelihood(likelihood, model, NearestNeighbors(k=3))
+    with pytest.raises(UnsupportedError, match="a kernel of points"):
+        mll(model(x), several)
+    batch = GPRegression(torch.stack([x, x]), torch.stack([y, y]))
+    mll = ConditionalMarginalLogLikelihood(batch.likelihood, batch, NearestNeighbors(k=3))
+    with pytest.raises(Exception, match="one model"):
+        mll(batch(*batch.train_inputs), batch.train_targets)
+    with pytest.raises(UnsupportedError, match="batch"):
+        batch.predict(torch.stack([x, x]), neighbors=3)
