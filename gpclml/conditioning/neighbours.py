@@ -91,18 +91,23 @@ class NearestNeighbors(Conditioning):
             Held-out points ``(b, 1)``, and the rows that each is conditioned on, ``(b, k)``,
             nearest first; -1 where there are fewer, as for the first of an order.
         """
-        rows, generator = self.observed_rows(num_data, observed), self.generator(generator)
-        index = self._index
+        generator, index = self.generator(generator), self._index
         if points is not None:
+            rows = self.observed_rows(num_data, observed)
             index = NeighborIndex(points, rows, self._order(rows))
-        if index is None or index.num_rows != rows.numel():
+        if index is None or index.num_data != num_data:
             raise ArgumentError("points", None, "the points in whose metric neighbours are near")
         self._index, self._calls = index, self._calls + 1
-        if self.batch is None or self.batch >= rows.numel():
-            chosen = torch.arange(rows.numel())
+        if self.batch is None or self.batch >= index.num_rows:
+            chosen = torch.arange(index.num_rows)
         else:
-            chosen = torch.randint(rows.numel(), (self.batch,), generator=generator)
-        return Split([rows[chosen].unsqueeze(-1)], index.neighbors(chosen, self.k))
+            chosen = torch.randint(index.num_rows, (self.batch,), generator=generator)
+        return Split([index.rows[chosen].unsqueeze(-1)], index.neighbors(chosen, self.k))
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows that were held out or conditioned on at the last call, in any batch."""
+        return 0 if self._index is None else self._index.num_rows
 
     def _order(self, rows: Tensor) -> Tensor | None:
         """Positions of the rows in a random order; None where it does not matter."""
@@ -131,6 +136,10 @@ class NeighborIndex:
         rows: Rows that can be neighbours, ``(r,)``, on the CPU; all of them if None.
         positions: Positions of these rows in an order: neighbours of a row come before it,
             ``(r,)``.
+
+    Attributes:
+        num_data: Number n of points.
+        num_rows: Number r of rows that can be neighbours.
     """
 
     def __init__(
@@ -140,10 +149,11 @@ class NeighborIndex:
         if points.ndim != 2:
             expected = "(n, d): neighbours are those of one model, not of a batch"
             raise ArgumentError("points", tuple(points.shape), expected)
-        self._rows = torch.arange(len(points)) if rows is None else rows
-        if len(self._rows) < len(points):
-            points = points[self._rows.to(points.device)]
-        self.num_rows: int = len(points)
+        self.num_data: int = len(points)
+        self.rows: Tensor = torch.arange(len(points)) if rows is None else rows
+        self.num_rows: int = len(self.rows)
+        if self.num_rows < self.num_data:
+            points = points[self.rows.to(points.device)]
         self._points, self._positions = points, positions
         self._norms: Tensor | None = None
         self._tree: Any = None
@@ -172,7 +182,7 @@ class NeighborIndex:
             itself = found == chosen.unsqueeze(-1)
             itself[:, -1] |= ~itself.any(-1)
             found = found[~itself].view(len(chosen), k)
-        return torch.where(found < 0, -1, self._rows[found])
+        return torch.where(found < 0, -1, self.rows[found])
 
     def nearest(self, points: Tensor, k: int) -> Tensor:
         """Rows of the k points nearest to others, nearest first.
@@ -184,7 +194,7 @@ class NeighborIndex:
         Returns:
             ``(m, min(k, r))``, on the CPU.
         """
-        return self._rows[self._nearest(points.detach(), min(k, self.num_rows))]
+        return self.rows[self._nearest(points.detach(), min(k, self.num_rows))]
 
     def _nearest(self, points: Tensor, k: int, before: Tensor | None = None) -> Tensor:
         """Places of the k nearest among all, or among those whose positions are below a number."""

@@ -47,6 +47,17 @@ class Split:
         """Whether each held-out point is conditioned on rows of its own."""
         return self.conditioned_on is not None and self.conditioned_on.ndim == 2
 
+    def restricted(self) -> tuple[Tensor, Split]:
+        """The rows that take part, ``(r,)``, and the split in places among these.
+
+        Of held-out points that each have rows of their own.
+        """
+        assert self.conditioned_on is not None
+        index = torch.cat([self.conditioned_on, self.held_out[0]], -1)
+        rows, places = index.clamp_min(0).unique(return_inverse=True)
+        given = torch.where(self.conditioned_on < 0, -1, places[:, :-1])
+        return rows, Split([places[:, -1:]], given)
+
 
 class Conditioning(ABC):
     """Base class of strategies, which divide data into held-out points and those conditioned on.

@@ -51,6 +51,8 @@ def fit_mll(
     *,
     steps: int | None = None,
     lr: float = 0.01,
+    final_lr: float | None = None,
+    network_lr: float | None = None,
     restarts: int = 0,
     retries: int = 2,
     freeze: Iterable[str] = (),
@@ -91,6 +93,9 @@ def fit_mll(
         steps: Largest number of steps. If None: 300 for a torch optimizer, and SciPy's limit of
             15000 for L-BFGS, which no fit reaches.
         lr: Learning rate of a torch optimizer.
+        final_lr: What ``lr`` falls to at the last step, by half a cosine, and that of networks with
+            it by the same factor; constant if None.
+        network_lr: Learning rate of the weights of networks; ``lr`` if None.
         restarts: Further attempts, each from redrawn networks and perturbed hyperparameters
             (drawn from their priors where they have one); the best objective is kept.
         retries: Largest number of further starts in the first attempt, if its line search fails.
@@ -119,7 +124,8 @@ def fit_mll(
     factory = optimizer_factory(optimizer)
     check_counts(steps=steps)
     check_counts(0, restarts=restarts, retries=retries)
-    check_positive(lr=lr)
+    check_positive(lr=lr, final_lr=final_lr, network_lr=network_lr)
+    rates = lr, lr if final_lr is None else final_lr, lr if network_lr is None else network_lr
     start = time.perf_counter()
     warm_start_fresh_models(mll)
     generator = seeded(seed)
@@ -135,7 +141,9 @@ def fit_mll(
                     _redraw(mll, generator)
                 mll.train()
                 tries = 0 if index else retries
-                attempt = _attempt(mll, factory, steps, lr, tries, progress, must_start=index == 0)
+                attempt = _attempt(
+                    mll, factory, steps, rates, tries, progress, must_start=index == 0
+                )
                 attempts.append(value := attempt.objective)
                 # A failed attempt (NaN) never is better, and any other is better than one.
                 if (
@@ -159,7 +167,7 @@ def _attempt(
     mll: MarginalLogLikelihood,
     factory: OptimizerFactory | None,
     steps: int | None,
-    lr: float,
+    rates: tuple[float, float, float],
     retries: int,
     progress: bool | None,
     must_start: bool,
@@ -169,7 +177,7 @@ def _attempt(
     stopped: Exception | None = None
     try:
         if factory is not None:
-            _climb(mll, factory, steps or STEPS, lr, training, progress)
+            _climb(mll, factory, steps or STEPS, rates, training, progress)
         elif hasattr(model, "custom_fit"):
             # A model of BoTorch that searches several times, which the line search does here.
             from gpclml.fit.botorch import fit_gpytorch_mll_fused
@@ -207,7 +215,7 @@ def _climb(
     mll: MarginalLogLikelihood,
     factory: OptimizerFactory,
     steps: int,
-    lr: float,
+    rates: tuple[float, float, float],
     training: Training,
     progress: bool | None,
 ) -> None:
@@ -217,7 +225,21 @@ def _climb(
     step at which they were, and the error is raised.
     """
     parameters, limits = trainable(mll), limits_of(mll)
-    optimizer = factory(list(parameters.values()), lr=lr)
+    (lr, final_lr, network_lr), groups = rates, list(parameters.values())
+    if network_lr != lr:
+        weights = {id(p) for network in find_networks(mll.model) for p in network.parameters()}
+        groups = [
+            {"params": [p for p in groups if (id(p) in weights) == is_network], "lr": rate}
+            for is_network, rate in ((False, lr), (True, network_lr))
+        ]
+    optimizer = factory(groups, lr=lr)
+
+    def share(number: int) -> float:
+        """What is left of the learning rates after so many steps."""
+        done = number / max(1, steps - 1)
+        return (final_lr + 0.5 * (lr - final_lr) * (1 + math.cos(math.pi * done))) / lr
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
     last: list[Tensor] = []
 
     def evaluate() -> float:
@@ -228,6 +250,7 @@ def _climb(
     def step(number: int) -> float:
         value = evaluate()
         optimizer.step()
+        schedule.step()
         with torch.no_grad():
             for name, pair in limits.items():
                 parameters[name].clamp_(*pair)

@@ -191,6 +191,30 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         split = data.split(conditioning, self._generator)
         return self.objective_at(data, split, redrawn=conditioning.redraws)
 
+    def at_drawn_rows(self) -> Tensor:
+        """The objective at points drawn by ``NearestNeighbors``, ``()``, of these rows alone.
+
+        It is what ``mll(model(x), y)`` gives where the prior of some points is that of all points
+        restricted to them, at a cost that does not depend on their number but where neighbours are
+        looked up in a new metric.
+        """
+        model, conditioning = cast(ExactGP, self.model), cast(NearestNeighbors, self.conditioning)
+        inputs = cast(tuple[Tensor, ...], tuple(model.train_inputs or ()))
+        targets = cast(Tensor, model.train_targets)
+        observed = points = None
+        if conditioning.needs_points:
+            with torch.no_grad():
+                data = training_observations(model, self.likelihood)
+                points = data.metric()
+                observed = None if data.missing is None else ~data.missing
+        split = conditioning.split(targets.shape[-1], self._generator, observed, points)
+        rows, local = split.restricted()
+        rows = rows.to(targets.device)
+        prior = model.forward(*(x.index_select(-2, rows) for x in inputs))
+        data = observations(self.likelihood, cast(Any, prior), targets[rows])
+        value = mean_log_density(data, local, self.factor_dtype)
+        return plus_priors(value, model, conditioning.num_rows, data.params)
+
     def compute_custom_loss(self, **kwargs: Any) -> Tensor:
         """What a line search minimizes: the negative objective at held-out points that stay fixed.
 

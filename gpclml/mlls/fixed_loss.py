@@ -24,7 +24,7 @@ from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml.conditioning import LastPoints
+from gpclml.conditioning import LastPoints, NearestNeighbors
 from gpclml.gram import Gradients, Gram, Reason, closed_form, has_hooks
 from gpclml.inference.observations import (
     Road,
@@ -62,9 +62,27 @@ def fresh_loss(mll: MarginalLogLikelihood) -> Tensor:
 def training_loss(mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
     """The negative objective of one model on its training data, ``(*batch,)``, as loops call it."""
     model = cast(Any, mll.model)
+    if type(mll) is ConditionalMarginalLogLikelihood and not kwargs and _takes_few_rows(mll):
+        return -mll.at_drawn_rows()
     takes_params = isinstance(mll, gpytorch.mlls.ExactMarginalLogLikelihood)
     params = likelihood_parameters(model, cast(Likelihood, mll.likelihood)) if takes_params else ()
     return -cast(Tensor, mll(model(*model.train_inputs), model.train_targets, *params, **kwargs))
+
+
+def _takes_few_rows(mll: ConditionalMarginalLogLikelihood) -> bool:
+    """Whether a step asks a model for the points drawn and their neighbours alone.
+
+    The prior of a known kernel and mean at some points is that at all points, restricted to them.
+    """
+    model = mll.model
+    return (
+        isinstance(mll.conditioning, NearestNeighbors)
+        and isinstance(model, GPRegression)
+        and model.training
+        and mll.likelihood is model.likelihood
+        and has_one_noise(mll.likelihood)
+        and isinstance(closed_form(model.covar_module), Gram)
+    )
 
 
 def fixed_loss(mll: MarginalLogLikelihood) -> Tensor:

@@ -12,6 +12,7 @@ from gpclml.conditioning import NearestNeighbors, Split
 from gpclml.errors import UnsupportedError
 from gpclml.inference.neighbours import conditional_log_densities
 from gpclml.inference.observations import training_observations
+from gpclml.mlls.fixed_loss import fresh_loss
 from gpclml.models import GPRegression
 
 
@@ -222,3 +223,23 @@ def test_models_without_neighbours_are_refused_by_name():
         mll(batch(*batch.train_inputs), batch.train_targets)
     with pytest.raises(UnsupportedError, match="batch"):
         batch.predict(torch.stack([x, x]), neighbors=3)
+
+
+@pytest.mark.parametrize("name", ["matern", "deep", "network mean", "sum"])
+def test_a_fit_draws_what_the_objective_draws(name):
+    x, y = data(60)
+    with gpytorch.settings.observation_nan_policy("mask"):
+        model = MODELS[name](x, y.where(torch.arange(60) % 7 != 0, torch.nan))
+        for order in ("all", "previous"):
+            strategy = NearestNeighbors(k=5, batch=20, order=order, refresh=2)
+            losses = []
+            for evaluate in (fresh_loss, lambda mll: -mll(mll.model(x), mll.model.train_targets)):
+                mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy).train()
+                losses.append(torch.stack([evaluate(mll) for _ in range(5)]))
+            torch.testing.assert_close(*losses, rtol=1e-12, atol=1e-12)
+            gradients = [
+                torch.autograd.grad(loss.sum(), list(model.parameters()), allow_unused=True)
+                for loss in losses
+            ]
+            for ours, reference in zip(*gradients, strict=True):
+                torch.testing.assert_close(ours, reference, rtol=1e-9, atol=1e-9)
