@@ -25,7 +25,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import callers_level, checked
 from gpclml._utils.resuming import copied_state
-from gpclml.conditioning import LastPoints
+from gpclml.conditioning import Conditioning, LastPoints, NearestNeighbors
 from gpclml.errors import UnsupportedError
 from gpclml.fit.result import FitResult, FitWarning
 from gpclml.fit.search import frozen, objective, search
@@ -92,12 +92,17 @@ def warm_start(model: GPRegression) -> FitResult:
         >>> model = GPRegression(x, y, kernel="deep")
         >>> fit = warm_start(model)
     """
+    return _warm_start(model, LastPoints(m=0))
+
+
+def _warm_start(model: GPRegression, conditioning: Conditioning) -> FitResult:
+    """As :func:`warm_start`, with the plain GP fitted under these held-out points."""
     if not has_second_part(model):
         raise UnsupportedError(
             "model", "another kernel", 'a GPRegression with kernel="deep"', "Fit it with fit_mll."
         )
     plain = model.with_kernel("rbf").train()
-    mll = ConditionalMarginalLogLikelihood(plain.likelihood, plain, LastPoints(m=0))
+    mll = ConditionalMarginalLogLikelihood(plain.likelihood, plain, conditioning)
     missing = bool(torch.isnan(cast(Tensor, plain.train_targets)).any())
     weights = _weights(plain)
     networks = [name for name, p in mll.named_parameters() if id(p) in weights]
@@ -129,7 +134,10 @@ def warm_start_fresh_models(mll: MarginalLogLikelihood) -> None:
         return
     model = mll.model
     if isinstance(model, GPRegression) and model.starts_warm and _is_at_start(model):
-        warm_start(model)
+        given = getattr(mll, "conditioning", None)
+        # Where points are given neighbours there are too many of them for the LML.
+        has_neighbors = isinstance(given, NearestNeighbors)
+        _warm_start(model, given if has_neighbors else LastPoints(m=0))
 
 
 def _is_at_start(model: GPRegression) -> bool:
