@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -578,6 +579,15 @@ class GPRegression(RegressionGP):
             options = {name: config[name] or given[name] for name in ("kernel", "mean")}
             options = {**config, **options, "likelihood": likelihood}
             columns = options.pop("columns")
+            # Networks are made before their state is loaded, as large as the file asks for.
+            widths = [content["train_x"].shape[-1], *options["hidden"]]
+            is_deep, asked = str(options["kernel"]).startswith("deep"), 0
+            if is_deep or options["mean"] == "mlp":
+                asked += sum(a * b for a, b in pairwise(widths))
+            asked += options["num_features"] if is_deep else 0
+            asked += options["num_mixtures"] if options["kernel"] == "spectral_mixture" else 0
+            if asked > (stored := sum(entry.numel() for entry in state.values())):
+                raise KeyError(f"{asked} parameters, of which it holds {stored}")
             scale, offset = (state[f"target_standardizer.{name}"] for name in ("scale", "offset"))
             model = cls(content["train_x"], content["train_targets"] * scale + offset, **options)
             # An entry that is not there would have been replaced by a default.

@@ -272,3 +272,23 @@ def test_links_others_files_and_long_names(tmp_path, monkeypatch):
     assert other.read_bytes() == b"mine"
     assert not link.is_symlink()
     assert done == ["sync", "rename"] * 2  # the content is on the disk before it has the name
+
+
+@pytest.mark.parametrize(
+    ("kernel", "mean", "entry"),
+    [
+        ("deep", "constant", {"hidden": [1 << 16, 1 << 16]}),
+        ("deep_bottleneck", "constant", {"num_features": 1 << 32}),
+        ("rbf", "mlp", {"hidden": [1 << 16, 1 << 16]}),
+        ("spectral_mixture", "constant", {"num_mixtures": 1 << 32}),
+    ],
+)
+def test_a_model_that_asks_for_more_memory_than_its_state_is_refused(tmp_path, kernel, mean, entry):
+    path = tmp_path / "a.pt"
+    x = torch.rand(8, 2, generator=torch.Generator().manual_seed(0))
+    GPRegression(x, x.sum(-1), kernel, mean).save(path)
+    content = torch.load(path, weights_only=True)
+    content["config"] |= entry
+    write_checkpoint(path, content.pop("format"), content)
+    with pytest.raises(DataError, match=r"parameters, of which it holds \d+"):
+        GPRegression.load(path)
