@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -12,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
@@ -375,6 +376,26 @@ def _end_with_driver(driver: int) -> None:
     threading.Thread(target=watch, daemon=True, name="end-with-driver").start()
 
 
+def _check_scheduler(address: str) -> None:
+    """Whether a scheduler answers; a client that fails to connect would not close cleanly."""
+    from distributed import rpc
+
+    async def kind() -> str:
+        async with rpc(address) as remote:
+            identity: Any = await asyncio.wait_for(remote.identity(), CONNECT_SECONDS)
+            return identity["type"]
+
+    try:
+        with ThreadPoolExecutor(1) as thread:  # this thread may run a loop, as in a notebook
+            why = f"It is a {thread.submit(asyncio.run, kind()).result()}."
+    except (OSError, ValueError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+    if why != "It is a Scheduler.":
+        expected = f"the address of a Dask scheduler that answers within {CONNECT_SECONDS} s"
+        fix = "Start one with `dask scheduler` and give the address that it prints."
+        raise ArgumentError("address", repr(address), expected, f"{fix} {why}")
+
+
 @contextlib.contextmanager
 def _connected(address: str, check: Callable[[], None]) -> Iterator[Any]:
     """A client of a Dask scheduler whose workers have one thread each and this process's code."""
@@ -383,14 +404,8 @@ def _connected(address: str, check: Callable[[], None]) -> Iterator[Any]:
     except ImportError as error:
         fix = f"Install it: pip install 'gpclml[dask]'. {error}"
         raise ArgumentError("address", repr(address), "the package distributed", fix) from None
-    try:
-        client = distributed.Client(address, set_as_default=False, timeout=CONNECT_SECONDS)
-    except (OSError, ValueError, TypeError) as error:
-        expected = f"the address of a Dask scheduler that answers within {CONNECT_SECONDS} s"
-        fix = "Start one with `dask scheduler` and give the address that it prints."
-        text = f"{fix} {type(error).__name__}: {error}"
-        raise ArgumentError("address", repr(address), expected, text) from None
-    with client:
+    _check_scheduler(address)
+    with distributed.Client(address, set_as_default=False) as client:
         with contextlib.suppress(TimeoutError):
             client.wait_for_workers(1, timeout=WORKER_SECONDS)
         threads = client.nthreads().values()
