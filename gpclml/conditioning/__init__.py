@@ -8,7 +8,7 @@ device.
 from typing import TYPE_CHECKING
 
 from gpclml._utils.lazy import lazy_names
-from gpclml.conditioning.neighbours import NearestNeighbors, NeighborIndex
+from gpclml.conditioning.neighbours import NearestNeighbors
 from gpclml.conditioning.strategies import (
     Conditioning,
     HeldOut,
@@ -30,7 +30,6 @@ __all__ = [
     "LastPoints",
     "LeaveOneOut",
     "NearestNeighbors",
-    "NeighborIndex",
     "RandomHoldout",
     "RandomOrderings",
     "Split",

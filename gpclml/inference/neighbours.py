@@ -16,7 +16,8 @@ from torch import Tensor
 
 from gpclml._utils import environment
 from gpclml._utils.arguments import all_finite, reads_are_free
-from gpclml.conditioning import NeighborIndex, Split
+from gpclml.conditioning import Split
+from gpclml.conditioning.neighbours import NeighborIndex
 from gpclml.errors import UnsupportedError
 from gpclml.gram import Gram
 from gpclml.inference.observations import (

@@ -245,6 +245,7 @@ class LaplaceEvidence:
         curvature: What has the log-determinants.
     """
 
+    @checked(late=True, mean="float (B, C)")
     def __init__(
         self,
         mll: LaplaceMarginalLogLikelihood,

@@ -184,7 +184,7 @@ class Component:
         weight: Its share of the mixture.
         calibration: How its predictions are widened.
         log_densities: Log density of each row given all others after calibration, in nats, original
-            units, ``(n,)``.
+            units, ``(n,)``, in float64 on the CPU.
         loo_uncalibrated: Their mean before calibration.
         note: A sentence on a problem of the fit; empty if there is none.
         seconds: Wall time of the fit.

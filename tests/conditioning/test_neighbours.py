@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from gpclml.conditioning import NearestNeighbors, NeighborIndex
+from gpclml.conditioning.neighbours import NearestNeighbors, NeighborIndex
 from gpclml.errors import ArgumentError
 
 

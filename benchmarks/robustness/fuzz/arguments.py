@@ -79,6 +79,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         blocks=(here(torch.tensor([0, 2])), here(torch.tensor([5])))),
     "conditioning.KFold": lambda: dict(n_splits=3, seed=0),
     "conditioning.LastPoints": lambda: dict(m=2),
+    "conditioning.NearestNeighbors": lambda: dict(k=2, batch=3, refresh=2, seed=0),
     "conditioning.RandomHoldout": lambda: dict(fraction=0.2, seed=0, condition_on=3),
     "conditioning.RandomHoldout.split": lambda: dict(
         self=RandomHoldout(0.2), num_data=8, generator=generator(), observed=None),
@@ -240,6 +241,9 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         target=mll.model.train_targets),
     ("mlls.ExactMarginalLogLikelihood", "mlls.LeaveOneOutPseudoLikelihood"): lambda: dict(
         likelihood=(model := gp()).likelihood, model=model),
+    "mlls.LaplaceEvidence": lambda: dict(
+        mll=(evidence := laplace(3).evidence_of(inputs(), labels())).mll, mean=normal(8, 3),
+        target=labels(), curvature=evidence.curvature),
     "mlls.LaplaceMarginalLogLikelihood": lambda: dict(
         likelihood=classes(), model=LinearizedNetwork(mlp(3)), num_data=8, curvature=Full()),
     "mlls.LaplaceMarginalLogLikelihood.forward": lambda: dict(
