@@ -33,7 +33,9 @@ class NearestNeighbors(Conditioning):
 
     Neighbours are near in the metric of the kernel: points in units of its lengthscales, features
     of a deep kernel. They are looked up again every ``refresh`` calls, as the kernel is then. An
-    objective has a copy of its own, so that one strategy can be given to several.
+    objective has a copy of its own, so that one strategy can be given to several. Where points have
+    more copies than neighbours, at most k / 8 copies of one point are neighbours of another (more
+    where there are too few others): all copies together would say nothing of the lengthscales.
 
     Args:
         k: Number of neighbours, at least 1; all others where there are fewer.
@@ -77,6 +79,7 @@ class NearestNeighbors(Conditioning):
         self.order: Literal["all", "previous"] = order
         self.refresh: int = int(refresh)
         self._index: NeighborIndex | None = None
+        self._sites: Tensor | None = None
         self._calls = 0
 
     @property
@@ -93,8 +96,13 @@ class NearestNeighbors(Conditioning):
         """
         generator, index = self.generator(generator), self._index
         if points is not None:
+            if points.ndim != 2:
+                expected = "(n, d): neighbours are those of one model, not of a batch"
+                raise ArgumentError("points", tuple(points.shape), expected)
             rows = self.observed_rows(num_data, observed)
-            index = NeighborIndex(points, rows, self._order(rows))
+            if index is None or index.num_data != num_data:
+                self._sites = find_copies(points[rows.to(points.device)], self.k)
+            index = NeighborIndex(points, rows, self._order(rows), self._sites)
         if index is None or index.num_data != num_data:
             raise ArgumentError("points", None, "the points in whose metric neighbours are near")
         self._index, self._calls = index, self._calls + 1
@@ -136,6 +144,8 @@ class NeighborIndex:
         rows: Rows that can be neighbours, ``(r,)``, on the CPU; all of them if None.
         positions: Positions of these rows in an order: neighbours of a row come before it,
             ``(r,)``.
+        sites: Which rows are copies: the same number for rows at the same point, from 0, ``(r,)``;
+            None where copies are neighbours as other rows are.
 
     Attributes:
         num_data: Number n of points.
@@ -143,12 +153,13 @@ class NeighborIndex:
     """
 
     def __init__(
-        self, points: Tensor, rows: Tensor | None = None, positions: Tensor | None = None
+        self,
+        points: Tensor,
+        rows: Tensor | None = None,
+        positions: Tensor | None = None,
+        sites: Tensor | None = None,
     ) -> None:
         points = points.detach()
-        if points.ndim != 2:
-            expected = "(n, d): neighbours are those of one model, not of a batch"
-            raise ArgumentError("points", tuple(points.shape), expected)
         self.num_data: int = len(points)
         self.rows: Tensor = torch.arange(len(points)) if rows is None else rows
         self.num_rows: int = len(self.rows)
@@ -157,7 +168,9 @@ class NeighborIndex:
         self._points, self._positions = points, positions
         self._norms: Tensor | None = None
         self._tree: Any = None
-        if points.device.type == "cpu" and points.shape[-1] <= _MOST_DIMENSIONS_OF_A_TREE:
+        self._copies = None if sites is None else _Copies(points, sites, positions)
+        is_searched = self._copies is None and points.device.type == "cpu"
+        if is_searched and points.shape[-1] <= _MOST_DIMENSIONS_OF_A_TREE:
             from scipy.spatial import KDTree
 
             # Balanced cells take long to find, and pay where points are not spread evenly.
@@ -174,15 +187,17 @@ class NeighborIndex:
             ``(b, min(k, r - 1))``, on the CPU.
         """
         k = min(k, self.num_rows - 1)
-        if self._positions is not None:
-            found = self._previous(chosen, k)
+        if self._copies is not None:
+            result = self._copies.neighbors(chosen, k)
+        elif self._positions is not None:
+            result = self._previous(chosen, k)
         else:
             found = self._nearest(self._points[chosen.to(self._points.device)], k + 1)
             # Among more than k copies of a point, the point itself need not be there.
             itself = found == chosen.unsqueeze(-1)
             itself[:, -1] |= ~itself.any(-1)
-            found = found[~itself].view(len(chosen), k)
-        return torch.where(found < 0, -1, self.rows[found])
+            result = found[~itself].view(len(chosen), k)
+        return torch.where(result < 0, -1, self.rows[result])
 
     def nearest(self, points: Tensor, k: int) -> Tensor:
         """Rows of the k points nearest to others, nearest first.
@@ -239,4 +254,71 @@ class NeighborIndex:
             left, wanted = left[~enough], 4 * wanted
         if len(left):
             result[left] = self._nearest(points[left], k, before[left])
+        return result
+
+
+_SAMPLED = 16  # points whose copies are counted
+
+
+def find_copies(points: Tensor, k: int) -> Tensor | None:
+    """Which points are copies of each other, ``(n,)``, where many have more than k / 4; else None.
+
+    Equal points have the same number. They are equal in any metric, so that it is asked once.
+    """
+    generator = torch.Generator().manual_seed(0)
+    sample = torch.randint(len(points), (_SAMPLED,), generator=generator)
+    counts = torch.stack([(points == point).all(-1).sum() for point in points[sample]])
+    if int((counts > max(1, k // 4)).sum()) < _SAMPLED // 4:
+        return None
+    return points.unique(dim=0, return_inverse=True)[1].cpu()
+
+
+class _Copies:
+    """Neighbours among points with many copies: near points, a few copies of each.
+
+    Args:
+        points: ``(r, q)``.
+        sites: Which are copies of each other, ``(r,)``.
+        positions: Of rows in an order that neighbours come before; None for any order.
+    """
+
+    def __init__(self, points: Tensor, sites: Tensor, positions: Tensor | None) -> None:
+        self._is_ordered, r = positions is not None, len(sites)
+        self._positions = torch.arange(r) if positions is None else positions
+        # Copies side by side, those of one point in their order.
+        self._keys, self._sorted = (sites * r + self._positions).sort()
+        self._counts = sites.bincount()
+        self._starts = self._counts.cumsum(0) - self._counts
+        self._sites = sites
+        firsts = self._sorted[self._starts]
+        self._index = NeighborIndex(points[firsts.to(points.device)])
+        self._points = points
+
+    def neighbors(self, chosen: Tensor, k: int) -> Tensor:
+        """Places of k neighbours, ``(b, k)``, -1 where there are fewer."""
+        near = self._index.nearest(self._points[chosen.to(self._points.device)], k + 1)
+        own, r = self._sites[chosen].unsqueeze(-1), len(self._sites)
+        # Copies that come before a point are the first of theirs.
+        keys = near * r + self._positions[chosen].unsqueeze(-1)
+        before = torch.searchsorted(self._keys, keys) - self._starts[near]
+        rank = torch.where(near == own, before, r)
+        allowed = before if self._is_ordered else self._counts[near] - (near == own).long()
+        most = torch.full((len(chosen), 1), max(1, k // 8))
+        while True:  # too few points: more copies of each
+            taken = allowed.minimum(most)
+            short = (taken.sum(-1) < k) & (taken < allowed).any(-1)
+            if not bool(short.any()):
+                break
+            most[short] *= 2
+        place = torch.arange(int(taken.max().clamp_min(1)))  # of a copy among those of its point
+        is_taken = place < taken.unsqueeze(-1)
+        # The point itself is passed over.
+        place = place + (place >= rank.unsqueeze(-1)) * (not self._is_ordered)
+        rows = self._sorted[(self._starts[near].unsqueeze(-1) + place).clamp_max(r - 1)]
+        rows, is_taken = rows.flatten(1), is_taken.flatten(1)
+        column = is_taken.cumsum(-1) - 1
+        kept = is_taken & (column < k)
+        result = torch.full((len(chosen), k), -1)
+        row = torch.arange(len(chosen)).unsqueeze(-1).expand_as(column)
+        result[row[kept], column[kept]] = rows[kept]
         return result

@@ -17,7 +17,7 @@ from torch import Tensor
 from gpclml._utils import environment
 from gpclml._utils.arguments import all_finite, reads_are_free
 from gpclml.conditioning import Split
-from gpclml.conditioning.neighbours import NeighborIndex
+from gpclml.conditioning.neighbours import NeighborIndex, find_copies
 from gpclml.errors import UnsupportedError
 from gpclml.gram import Gram
 from gpclml.inference.observations import (
@@ -162,29 +162,37 @@ def posterior_given_neighbors(
         inside = [gram.on_features(chunk) for chunk in points.split(POINTS_AT_ONCE, -2)]
         gram, points = inside[0][0], torch.cat([chunk for _, chunk in inside], -2)
     metric = gram.metric(points) if isinstance(gram, Gram) else metric_points(lazy)
-    observed = None if data.missing is None else (~data.missing).nonzero().squeeze(-1).cpu()
-    index = NeighborIndex(metric[:n], observed)
+    seen = points.new_ones(n, dtype=torch.bool) if data.missing is None else ~data.missing
+    rows = seen.nonzero().squeeze(-1)
+    noise = _noise_at(data, rows)
+    noise = cast(Any, noise).noise if isinstance(noise, torch.nn.Module) else noise
+    noise, residual = noise.expand(len(rows)).double(), data.residual[rows].double()
+    sites = find_copies(points[rows], neighbors)
+    if sites is not None:  # all that copies of a point say is their mean
+        sites = sites.to(x.device)
+        total = noise.new_zeros(int(sites.max()) + 1)
+        precision = total.index_add(0, sites, 1 / noise)
+        residual = total.index_add(0, sites, residual / noise) / precision
+        rows, noise = total.long().index_copy(0, sites, rows), 1 / precision
+    index = NeighborIndex(metric[rows])
     neighbors = min(neighbors, index.num_rows)
     size = max(1, _ENTRIES_AT_ONCE["cpu" if x.is_cpu else "other"] // neighbors**2)
+    identity = torch.eye(neighbors, dtype=torch.float64, device=x.device)
 
     def kernel(rows: Tensor, columns: Tensor | None = None) -> Tensor:
         if isinstance(gram, Gram):
             return gram(rows, columns).value
-        return _matrix(lazy, rows, rows if columns is None else columns)
+        return _matrix(lazy, rows, rows if columns is None else columns).double()
 
     means, variances = [], []
     starts = range(n, len(metric), size)
     for start in environment.progress_bar(starts, progress=progress, desc="predict", leave=False):
         new = slice(start, start + size)
         near = index.nearest(metric[new], neighbors).to(x.device)
-        rows, columns = points[near].double(), points[new].double().unsqueeze(-2)
-        noise = _noise_at(data, near)
-        noise = cast(Any, noise).noise if isinstance(noise, torch.nn.Module) else noise
-        identity = torch.eye(neighbors, dtype=rows.dtype, device=rows.device)
-        matrix = torch.addcmul(kernel(rows), noise.to(rows).unsqueeze(-1), identity)
-        predictor = DenseCovariance(matrix).predictor(data.residual[near].to(rows))
-        block = predictor.given(kernel(rows, columns))
-        variance = kernel(columns).flatten()
+        given, asked = points[rows[near]].double(), points[new].double().unsqueeze(-2)
+        matrix = torch.addcmul(kernel(given), noise[near].unsqueeze(-1), identity)
+        block = DenseCovariance(matrix).predictor(residual[near]).given(kernel(given, asked))
+        variance = kernel(asked).flatten()
         means.append(block.shift.flatten())
         variances.append(above_rounding(variance - block.reduction.flatten(), variance))
     mean = prior.mean + torch.cat(means).to(x)

@@ -243,3 +243,56 @@ def test_a_fit_draws_what_the_objective_draws(name):
             ]
             for ours, reference in zip(*gradients, strict=True):
                 torch.testing.assert_close(ours, reference, rtol=1e-9, atol=1e-9)
+
+
+def copied(sites: int, copies: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points in any order, of which each is there many times, and their targets."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(sites, 2, generator=generator, dtype=torch.float64)
+    x = x.repeat_interleave(copies, 0)[torch.randperm(sites * copies, generator=generator)]
+    noise = torch.randn(len(x), generator=generator, dtype=torch.float64)
+    return x, (6 * x[:, 0]).sin() + (5 * x[:, 1]).cos() + 0.1 * noise
+
+
+@pytest.mark.parametrize("order", ["previous", "all"])
+def test_with_all_others_as_neighbours_it_is_exact_for_copies(order):
+    x, y = copied(4, 8)
+    exact = LastPoints(m=0) if order == "previous" else LeaveOneOut()
+    values = []
+    for conditioning in (exact, NearestNeighbors(k=31, batch=None, order=order)):
+        model = GPRegression(x, y)
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
+        values.append(mll(model(x), model.train_targets))
+    torch.testing.assert_close(*values, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("order", ["previous", "all"])
+def test_copies_leave_room_for_other_neighbours(order):
+    x, y = copied(40, 100)
+    model = GPRegression(x, y)
+    strategy = NearestNeighbors(k=16, batch=200, order=order)
+    split = strategy.split(len(y), torch.Generator().manual_seed(0), points=x)
+    points = x[split.conditioned_on]
+    of_first = (points == points[:, :1]).all(-1) & (split.conditioned_on >= 0)
+    complete = (split.conditioned_on >= 0).all(-1)
+    assert complete.float().mean() > 0.9
+    assert (of_first.sum(-1)[complete] <= 4).all()
+    assert not (split.conditioned_on == split.held_out[0]).any()
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy)
+    fit_mll(mll, "adam", steps=80, lr=0.1, final_lr=1e-3, progress=False)
+    new = torch.rand(300, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    predicted = model.predict(new, neighbors=64)
+    truth = (6 * new[:, 0]).sin() + (5 * new[:, 1]).cos()
+    assert (predicted.mean - truth).square().mean().sqrt() < 0.12
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_predictions_of_copies_are_the_exact_ones(missing):
+    x, y = copied(6, 20)
+    if missing:
+        y = y.where(torch.arange(len(y)) % 5 != 0, torch.nan)
+    model = GPRegression(x, y)
+    new = torch.rand(9, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    exact, ours = model.predict(new, marginal=True), model.predict(new, neighbors=6)
+    torch.testing.assert_close(ours.mean, exact.mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(ours.variance, exact.variance, rtol=1e-9, atol=1e-9)
