@@ -191,7 +191,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         split = data.split(conditioning, self._generator)
         return self.objective_at(data, split, redrawn=conditioning.redraws)
 
-    def at_drawn_rows(self) -> Tensor:
+    def redrawn_objective(self) -> Tensor:
         """The objective at points drawn by ``NearestNeighbors``, ``()``, of these rows alone.
 
         It is what ``mll(model(x), y)`` gives where the prior of some points is that of all points

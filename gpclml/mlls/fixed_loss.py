@@ -63,7 +63,7 @@ def training_loss(mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
     """The negative objective of one model on its training data, ``(*batch,)``, as loops call it."""
     model = cast(Any, mll.model)
     if type(mll) is ConditionalMarginalLogLikelihood and not kwargs and _takes_few_rows(mll):
-        return -mll.at_drawn_rows()
+        return -mll.redrawn_objective()
     takes_params = isinstance(mll, gpytorch.mlls.ExactMarginalLogLikelihood)
     params = likelihood_parameters(model, cast(Likelihood, mll.likelihood)) if takes_params else ()
     return -cast(Tensor, mll(model(*model.train_inputs), model.train_targets, *params, **kwargs))

@@ -15,7 +15,7 @@ from gpclml.fit import FitWarning, fit_mll
 from gpclml.fit.search import Vector
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import fixed_loss
-from gpclml.models import GPRegression
+from gpclml.models import GPRegression, find_networks
 
 
 def data(n=30, d=2, seed=0):
@@ -339,3 +339,30 @@ def test_parameters_of_two_types_are_searched_together():
     mll.train()
     gradients = torch.autograd.grad(mll.compute_custom_loss(), list(mll.parameters()))
     assert max(float(g.abs().max()) for g in gradients) < 1e-2
+
+
+def test_rates_of_networks_are_apart_and_fall():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(20, 2, generator=generator, dtype=torch.float64)
+    rates: list[list[float]] = []
+
+    class Observed(torch.optim.SGD):
+        def step(self, closure=None):
+            rates.append([group["lr"] for group in self.param_groups])
+            return super().step(closure)
+
+    model = GPRegression(x, x.sum(-1), "deep_bottleneck")
+    network = [p.detach().clone() for p in find_networks(model)[0].parameters()]
+    lengthscale = model.covar_module.base_kernel.base_kernel.lengthscale.detach().clone()
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
+    options = {"lr": 1e-2, "final_lr": 1e-4, "network_lr": 1e-9, "progress": False}
+    fit_mll(mll, Observed, steps=5, **options)
+    plain, networks = zip(*rates, strict=True)
+    assert plain == pytest.approx([1e-2, 8.55017857e-3, 5.05e-3, 1.54982143e-3, 1e-4])
+    assert networks == pytest.approx([1e-7 * rate for rate in plain])
+    assert not torch.equal(model.covar_module.base_kernel.base_kernel.lengthscale, lengthscale)
+    for before, after in zip(network, find_networks(model)[0].parameters(), strict=True):
+        torch.testing.assert_close(after, before, rtol=0, atol=1e-7)
+    for name in ("final_lr", "network_lr"):
+        with pytest.raises(ArgumentError, match=name):
+            fit_mll(mll, "adam", **{name: 0.0})
