@@ -87,8 +87,20 @@ class NearestNeighbors(Conditioning):
         """Whether the next call looks up neighbours in a new metric."""
         return self._index is None or self._calls % self.refresh == 0
 
-    def split(self, num_data, generator=None, observed=None, points=None):
-        """See :class:`Conditioning`; ``points`` are needed where ``needs_points``.
+    def split(
+        self,
+        num_data: int,
+        generator: torch.Generator | None = None,
+        observed: Tensor | None = None,  # shape: (num_data,)
+        points: Tensor | None = None,  # shape: (num_data, d)
+    ) -> Split:
+        """Points of a batch, each with its neighbours.
+
+        Args:
+            num_data: Number of data rows.
+            generator: See :class:`Conditioning`.
+            observed: See :class:`Conditioning`.
+            points: In the metric of the kernel; needed where ``needs_points``.
 
         Returns:
             Held-out points ``(b, 1)``, and the rows that each is conditioned on, ``(b, k)``,
