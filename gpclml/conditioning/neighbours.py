@@ -1,4 +1,4 @@
-"""Each point given its nearest neighbours: who is conditioned on whom, and how they are found."""
+"""Each point given its nearest neighbours: who is conditioned on whom, and how they are near."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class NearestNeighbors(Conditioning):
         seed: See :class:`Conditioning`; also of the random order, seed 0 if None.
 
     Note:
-        Neighbours are found by SciPy's k-d tree on a CPU in up to eight dimensions, else by the
+        Neighbours are near by SciPy's k-d tree on a CPU in up to eight dimensions, else by the
         distances to all points, a chunk at a time: ``batch * n * d`` multiplications.
 
     Examples:
@@ -177,6 +177,9 @@ class NeighborIndex:
         self.num_rows: int = len(self.rows)
         if self.num_rows < self.num_data:
             points = points[self.rows.to(points.device)]
+        # From the centre, where products lose no digits of distances.
+        self._center = points.mean(0)
+        points = points - self._center
         self._points, self._positions = points, positions
         self._norms: Tensor | None = None
         self._tree: Any = None
@@ -204,11 +207,11 @@ class NeighborIndex:
         elif self._positions is not None:
             result = self._previous(chosen, k)
         else:
-            found = self._nearest(self._points[chosen.to(self._points.device)], k + 1)
+            near = self._nearest(self._points[chosen.to(self._points.device)], k + 1)
             # Among more than k copies of a point, the point itself need not be there.
-            itself = found == chosen.unsqueeze(-1)
+            itself = near == chosen.unsqueeze(-1)
             itself[:, -1] |= ~itself.any(-1)
-            result = found[~itself].view(len(chosen), k)
+            result = near[~itself].view(len(chosen), k)
         return torch.where(result < 0, -1, self.rows[result])
 
     def nearest(self, points: Tensor, k: int) -> Tensor:
@@ -221,14 +224,15 @@ class NeighborIndex:
         Returns:
             ``(m, min(k, r))``, on the CPU.
         """
-        return self.rows[self._nearest(points.detach(), min(k, self.num_rows))]
+        points = points.detach() - self._center
+        return self.rows[self._nearest(points, min(k, self.num_rows))]
 
     def _nearest(self, points: Tensor, k: int, before: Tensor | None = None) -> Tensor:
         """Places of the k nearest among all, or among those whose positions are below a number."""
         if self._tree is not None and before is None:
             workers = torch.get_num_threads()
-            _, found = self._tree.query(points.numpy(), k=[*range(1, k + 1)], workers=workers)
-            return torch.from_numpy(found)
+            _, near = self._tree.query(points.numpy(), k=[*range(1, k + 1)], workers=workers)
+            return torch.from_numpy(near)
         if self._norms is None:
             self._norms = self._points.square().sum(-1)
         most = _DISTANCES_AT_ONCE["cpu" if self._points.is_cpu else "other"]
@@ -243,8 +247,8 @@ class NeighborIndex:
                 positions = self._positions.to(distances.device)
                 later = positions >= before[chunk, None].to(distances.device)
                 distances.masked_fill_(later, torch.inf)
-            nearest, found = distances.topk(k, largest=False)
-            chunks.append(found.masked_fill_(nearest == torch.inf, -1).cpu())
+            lengths, near = distances.topk(k, largest=False)
+            chunks.append(near.masked_fill_(lengths == torch.inf, -1).cpu())
         return torch.cat(chunks)
 
     def _previous(self, chosen: Tensor, k: int) -> Tensor:
@@ -258,11 +262,11 @@ class NeighborIndex:
         result = torch.full((len(chosen), k), -1)
         left, wanted = torch.arange(len(chosen)), 4 * k
         while len(left) and wanted < self.num_rows // 4:
-            found = self._nearest(points[left], wanted)
-            is_before = self._positions[found] < before[left, None]
+            near = self._nearest(points[left], wanted)
+            is_before = self._positions[near] < before[left, None]
             enough = is_before.sum(-1) >= k
             kept = is_before & (is_before.cumsum(-1) <= k)
-            result[left[enough]] = found[enough][kept[enough]].view(-1, k)
+            result[left[enough]] = near[enough][kept[enough]].view(-1, k)
             left, wanted = left[~enough], 4 * wanted
         if len(left):
             result[left] = self._nearest(points[left], k, before[left])
@@ -309,12 +313,12 @@ class _Copies:
     def neighbors(self, chosen: Tensor, k: int) -> Tensor:
         """Places of k neighbours, ``(b, k)``, -1 where there are fewer."""
         near = self._index.nearest(self._points[chosen.to(self._points.device)], k + 1)
-        own, r = self._sites[chosen].unsqueeze(-1), len(self._sites)
+        own_site, r = self._sites[chosen].unsqueeze(-1), len(self._sites)
         # Copies that come before a point are the first of theirs.
         keys = near * r + self._positions[chosen].unsqueeze(-1)
         before = torch.searchsorted(self._keys, keys) - self._starts[near]
-        rank = torch.where(near == own, before, r)
-        allowed = before if self._is_ordered else self._counts[near] - (near == own).long()
+        rank = torch.where(near == own_site, before, r)
+        allowed = before if self._is_ordered else self._counts[near] - (near == own_site).long()
         most = torch.full((len(chosen), 1), max(1, k // 8))
         while True:  # too few points: more copies of each
             taken = allowed.minimum(most)
@@ -322,11 +326,11 @@ class _Copies:
             if not bool(short.any()):
                 break
             most[short] *= 2
-        place = torch.arange(int(taken.max().clamp_min(1)))  # of a copy among those of its point
-        is_taken = place < taken.unsqueeze(-1)
+        copies = torch.arange(int(taken.max().clamp_min(1)))
+        is_taken = copies < taken.unsqueeze(-1)
         # The point itself is passed over.
-        place = place + (place >= rank.unsqueeze(-1)) * (not self._is_ordered)
-        rows = self._sorted[(self._starts[near].unsqueeze(-1) + place).clamp_max(r - 1)]
+        copies = copies + (copies >= rank.unsqueeze(-1)) * (not self._is_ordered)
+        rows = self._sorted[(self._starts[near].unsqueeze(-1) + copies).clamp_max(r - 1)]
         rows, is_taken = rows.flatten(1), is_taken.flatten(1)
         column = is_taken.cumsum(-1) - 1
         kept = is_taken & (column < k)
