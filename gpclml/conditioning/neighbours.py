@@ -126,7 +126,7 @@ class NearestNeighbors(Conditioning):
 
     @property
     def num_rows(self) -> int:
-        """Number of rows that were held out or conditioned on at the last call, in any batch."""
+        """Number of rows that can be held out, those with a target; 0 before the first call."""
         return 0 if self._index is None else self._index.num_rows
 
     def _order(self, rows: Tensor) -> Tensor | None:
@@ -139,8 +139,6 @@ class NearestNeighbors(Conditioning):
     def __deepcopy__(self, memo: Any) -> NearestNeighbors:
         """With the same settings, and neighbours of its own."""
         return NearestNeighbors(self.k, self.batch, self.order, self.refresh, self.seed)
-
-    __copy__ = lambda self: self.__deepcopy__(None)  # noqa: E731
 
     def __repr__(self) -> str:
         names = ("k", "batch", "order", "refresh", "seed")
@@ -257,8 +255,8 @@ class NeighborIndex:
         before, points = self._positions[chosen], self._points[chosen.to(self._points.device)]
         if self._tree is None:
             return self._nearest(points, k, before)
-        # Of neighbours among all, the share before / n comes before: twice as many are enough for
-        # nearly all points but the first ones.
+        # Of neighbours among all, the share before / n comes before: four times as many are enough
+        # for most points, and sixteen times for all but the first ones.
         result = torch.full((len(chosen), k), -1)
         left, wanted = torch.arange(len(chosen)), 4 * k
         while len(left) and wanted < self.num_rows // 4:

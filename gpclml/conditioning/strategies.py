@@ -48,9 +48,9 @@ class Split:
         return self.conditioned_on is not None and self.conditioned_on.ndim == 2
 
     def restricted(self) -> tuple[Tensor, Split]:
-        """The rows that take part, ``(r,)``, and the split in places among these.
+        """The rows that take part, ``(r,)``, and the split of these rows alone, from 0.
 
-        Of held-out points that each have rows of their own.
+        For held-out points that are each conditioned on rows of their own.
         """
         assert self.conditioned_on is not None
         index = torch.cat([self.conditioned_on, self.held_out[0]], -1)

@@ -71,35 +71,43 @@ def conditional_log_densities(
         checked: See :func:`gpclml.linalg.safe_cholesky`.
     """
     given = cast(Tensor, split.conditioned_on)
-    index = torch.cat([given, split.held_out[0]], -1).to(data.residual.device)
+    device, index = data.residual.device, torch.cat([given, split.held_out[0]], -1)
     absent = index < 0
     index = index.clamp_min(0)
+    # Indices are on the CPU, where a GPU is not waited for.
+    is_complete = data.missing is None and not bool(absent.any())
+    absent = absent.to(device)
     if data.missing is not None:
-        absent = absent | data.missing[index]
-    covariance = _covariance(data, index, absent).factored_in(factor_dtype, checked=checked)
-    residual = data.residual[index].masked_fill(absent, 0.0)
+        absent = absent | data.missing[index.to(device)]
+    covariance = _covariance(data, index, None if is_complete else absent)
+    covariance = covariance.factored_in(factor_dtype, checked=checked)
+    residual = data.residual[index.to(device)].masked_fill(absent, 0.0)
     last = torch.tensor([[index.shape[-1] - 1]])
     return covariance.held_out_log_density(residual, [last])
 
 
-def _covariance(data: Observations, index: Tensor, absent: Tensor) -> DenseCovariance:
+def _covariance(data: Observations, index: Tensor, absent: Tensor | None) -> DenseCovariance:
     """Of the targets at each row of an index, ``(b, k, k)``; absent ones are standard normals."""
-    lazy, noise = _lazy_kernel(data.latent), _noise_at(data, index)
+    lazy = _lazy_kernel(data.latent)
     gram, x = closed_form_of(lazy, dense=True), cast(Tensor, lazy.x1)
+    noise = _noise_at(data, index.to(x.device))
     if isinstance(gram, Gram):
         if gram.has_features:  # a network sees each point once, however many are its neighbours
             rows, index = index.unique(return_inverse=True)
-            gram, x = gram.on_features(x.index_select(-2, rows))
+            gram, x = gram.on_features(x.index_select(-2, rows.to(x.device)))
         shape = torch.Size((*index.shape, index.shape[-1]))
-        covariance = GramCovariance(gram, x[index], noise, shape)
-        if not bool(absent.any()):
+        covariance = GramCovariance(gram, x[index.to(x.device)], noise, shape)
+        if absent is None:
             return covariance
         matrix = covariance.matrix
     else:
         variances = noise if isinstance(noise, Tensor) else cast(Any, noise).noise
-        matrix = _matrix(lazy, x[index], x[index])
+        points = x[index.to(x.device)]
+        matrix = _matrix(lazy, points, points)
         identity = torch.eye(index.shape[-1], dtype=matrix.dtype, device=matrix.device)
         matrix = torch.addcmul(matrix, variances.unsqueeze(-1), identity)
+        if absent is None:
+            return DenseCovariance(matrix)
     matrix = matrix.masked_fill(absent.unsqueeze(-1) | absent.unsqueeze(-2), 0.0)
     return DenseCovariance(matrix + torch.diag_embed(absent.to(matrix)))
 
@@ -133,7 +141,11 @@ def _noise_at(data: Observations, index: Tensor) -> Tensor | torch.nn.Module:
 def _matrix(lazy: LazyEvaluatedKernelTensor, rows: Tensor, columns: Tensor) -> Tensor:
     """The matrix of points by GPyTorch's kernel."""
     with torch.set_grad_enabled(lazy._is_grad_enabled and torch.is_grad_enabled()):
-        return LazyEvaluatedKernelTensor(rows, columns, kernel=lazy.kernel).to_dense()
+        kernel = LazyEvaluatedKernelTensor(
+            rows, columns, kernel=lazy.kernel, last_dim_is_batch=lazy.last_dim_is_batch,
+            **lazy.params,
+        )  # fmt: skip
+        return kernel.to_dense()
 
 
 @posterior_settings()

@@ -363,7 +363,7 @@ def num_points_at_once(
 
 
 def refuse_gradient(x: object) -> None:
-    """Refuses points that ask for a gradient, which conjugate gradients do not give."""
+    """Refuses points that ask for a gradient, which only predictions by a factor of all give."""
     if torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
         raise UnsupportedError(
             "x", "points that require a gradient", "points that do not",

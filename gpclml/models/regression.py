@@ -41,6 +41,7 @@ from gpclml.inference.posterior import (
     checked_points,
     choose_posterior_solver,
     observed_posterior,
+    refuse_gradient,
 )
 from gpclml.kernels import DeepKernel
 from gpclml.models.base import RegressionGP
@@ -302,7 +303,8 @@ class GPRegression(RegressionGP):
                 not suffice; the error gives both figures; or the likelihood has fixed noise and
                 that of the new points is not given.
             UnknownNameError: The solver is not known.
-            UnsupportedError: x asks for a gradient of conjugate gradients.
+            UnsupportedError: x asks for a gradient of conjugate gradients or of predictions from
+                neighbours, or neighbours are asked for in a batch.
             NotConvergedError: Conjugate gradients do not reach their tolerance.
 
         Warns:
@@ -312,6 +314,7 @@ class GPRegression(RegressionGP):
         x = checked_points(x, train_x, self.column_names)
         if neighbors is not None:
             check_counts(neighbors=neighbors)
+            refuse_gradient(x)
             if max(train_x.ndim, x.ndim) > 2:
                 raise UnsupportedError("neighbors", "a batch", "one model, and points (m, d)")
             with evaluating(self):

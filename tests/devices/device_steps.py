@@ -44,6 +44,7 @@ from gpclml.conditioning import (
     KFold,
     LastPoints,
     LeaveOneOut,
+    NearestNeighbors,
     RandomHoldout,
     RandomOrderings,
 )
@@ -104,6 +105,8 @@ CONDITIONINGS = {
     "loo": LeaveOneOut(),
     "orders": RandomOrderings(2, m=20, seed=0),
     "chosen": HeldOut([0, 3], [5], [7, 2, 9]),
+    "neighbors": NearestNeighbors(5, batch=8, seed=0),
+    "previous": NearestNeighbors(5, batch=8, order="previous", seed=0),
 }
 
 
@@ -174,6 +177,17 @@ def _regression(kernel: str) -> Step:
     return fit
 
 
+def _given_neighbors(kernel: str) -> Step:
+    def fit(device: torch.device, dtype: torch.dtype) -> Any:
+        model = GPRegression(*data(device, dtype), kernel, hidden=(4,))
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, CONDITIONINGS["neighbors"])
+        fit_mll(mll, "adam", steps=4, progress=False)
+        predicted = model.predict(data(device, dtype)[0][:5], neighbors=10)
+        return predicted.mean, predicted.variance
+
+    return fit
+
+
 def _posterior(device: torch.device, dtype: torch.dtype) -> Any:
     mll, x, _ = objective(device, dtype, n=200)
     posterior = IterativePosterior(mll.model.eval(), ConjugateGradients(tolerance=1e-5))
@@ -228,10 +242,17 @@ STEPS: dict[str, Step] = {
         )
         for c in CONDITIONINGS
         if not (c == "orders" and n == " n=300")
+        and not (c in ("neighbors", "previous") and n == " batch")
     },
     **{f"step {k} tenth batch": _step(kernel=k, batch=(2,)) for k in ("rq", "spectral")},
-    **{f"step {c} missing": _step(conditioning=c, missing=True) for c in ("lml", "tenth", "loo")},
-    **{f"step {c} noise": _step(conditioning=c, noise=True) for c in ("lml", "tenth", "loo")},
+    **{
+        f"step {c} missing": _step(conditioning=c, missing=True)
+        for c in ("lml", "tenth", "loo", "neighbors")
+    },
+    **{
+        f"step {c} noise": _step(conditioning=c, noise=True)
+        for c in ("lml", "tenth", "loo", "previous")
+    },
     "step network mean": _step(mean=lambda: NetworkMean(_network(3, 1))),
     "step iterative": _step(n=200, solver=ConjugateGradients(tolerance=1e-4)),
     "step linear low rank": _step(kernel="linear", n=100),
@@ -247,6 +268,7 @@ STEPS: dict[str, Step] = {
         f"regression {k}": _regression(k)
         for k in ("rq", "spectral_mixture", "deep", "deep_bottleneck")
     },
+    **{f"neighbors {k}": _given_neighbors(k) for k in ("matern", "deep")},
     "iterative posterior": _posterior,
     **{f"transfer {k}": _transfer(k) for k in ("linear", "rbf", "batch_norm_cosine")},
     **{

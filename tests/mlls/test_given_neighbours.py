@@ -296,3 +296,9 @@ def test_predictions_of_copies_are_the_exact_ones(missing):
     exact, ours = model.predict(new, marginal=True), model.predict(new, neighbors=6)
     torch.testing.assert_close(ours.mean, exact.mean, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(ours.variance, exact.variance, rtol=1e-9, atol=1e-9)
+
+
+def test_a_gradient_of_predictions_from_neighbours_is_refused():
+    x, y = data()
+    with pytest.raises(UnsupportedError, match="points that require a gradient"):
+        GPRegression(x, y).predict(x[:2].requires_grad_(), neighbors=5)
