@@ -9,7 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpclml.tables.candidates import CANDIDATES, DEFAULT_CANDIDATES, Candidate
+    from gpclml.tables.candidates import (
+        CANDIDATES,
+        DEFAULT_CANDIDATES,
+        DEFAULT_MANY_ROWS_CANDIDATES,
+        MANY_ROWS_CANDIDATES,
+        Candidate,
+    )
     from gpclml.tables.components import Calibration, Component, fit_calibration
     from gpclml.tables.mixture import StackedPrediction
     from gpclml.tables.regressor import Regressor
@@ -18,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CANDIDATES",
     "DEFAULT_CANDIDATES",
+    "DEFAULT_MANY_ROWS_CANDIDATES",
+    "MANY_ROWS_CANDIDATES",
     "Calibration",
     "Candidate",
     "Component",

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,13 +24,19 @@ from gpytorch.priors import LogNormalPrior
 from torch import Tensor
 
 from gpclml._utils.environment import progress_bar
-from gpclml.conditioning import LastPoints
+from gpclml.conditioning import LastPoints, NearestNeighbors
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.fit import FitWarning, fit_mll, fit_networks
 from gpclml.kernels import FeatureKernel, PolynomialFeatures
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.models import GPRegression
-from gpclml.tables.components import Calibration, Component, calibrate
+from gpclml.models import GPRegression, find_networks
+from gpclml.tables.components import (
+    Calibration,
+    Component,
+    calibrate,
+    leave_one_out_predictions,
+    num_hyperparameters,
+)
 from gpclml.tables.warps import Warp, choose_warp
 
 # Location and deviation of logarithms, in standardized units. A likelihood alone takes a few dozen
@@ -42,6 +49,14 @@ _LONG = (1.5, 1.0)
 _CATEGORY = (0.5, 1.0)  # of a category: two of its levels are correlated by exp(-1 / lengthscale²)
 _LINEAR_START = 0.1  # variance of a standardized input's slope, beside a fitted kernel
 _NETWORK_STEPS = 300
+
+# Of candidates that are trained given neighbours.
+_NEIGHBORS = 256  # that a prediction is conditioned on
+_MANY_STEPS, _MANY_NETWORK_STEPS = 300, 1500
+_RATE, _NETWORK_RATE, _FINAL_RATE = 0.1, 2e-3, 1e-3
+_WIDTHS = (256, 256)
+_MOST_FEATURES = 16
+_PRECISION = 1e-5  # deviations of a column, up to which float32 may round its values
 
 Groups = Sequence[Sequence[int]]
 """For each category the columns that are its levels."""
@@ -104,6 +119,11 @@ def _categories(x: Tensor, y: Tensor, seed: int, groups: Groups) -> GPRegression
     # The levels of a category are all as far from each other, whatever number of rows they have.
     model.input_standardizer.scale[..., sorted(grouped)] = 1.0
     return model
+
+
+def _many(x: Tensor, y: Tensor, seed: int, groups: Groups, kernel: str) -> GPRegression:
+    num_features = min(x.shape[-1], _MOST_FEATURES)
+    return GPRegression(x, y, kernel, hidden=_WIDTHS, num_features=num_features, seed=seed)
 
 
 def _add_lengthscale_prior(kernel: Kernel, location: float, deviation: float) -> Kernel:
@@ -181,6 +201,31 @@ with 500 rows, and by -.60 (kin40k), -.01, .00 and .00 with 1000.
 """
 
 
+MANY_ROWS_CANDIDATES: Mapping[str, Candidate] = {
+    "matern": Candidate(
+        "a rough function, each input with a length scale of its own",
+        partial(_many, kernel="matern"),
+    ),
+    "rq": Candidate(
+        "a smooth function, on several length scales at once", partial(_many, kernel="rq")
+    ),
+    "matern_linear_free": Candidate("a linear function and what matern adds", _matern_linear_free),
+    "deep_joint": Candidate(
+        "matern of the inputs and of features that a network learns, together",
+        partial(_many, kernel="deep_joint"),
+    ),
+    "deep": Candidate(
+        "rbf of the inputs, and a function of features that a network learns",
+        partial(_many, kernel="deep"),
+    ),
+}
+"""Candidates of a stack of many rows by name, trained and predicted from nearest neighbours; from
+the cheapest to the most expensive."""
+
+DEFAULT_MANY_ROWS_CANDIDATES = ("matern", "rq", "deep_joint", "deep")
+"""Those of a stack of many rows that is not told which."""
+
+
 def ordered_by_cost(names: Sequence[str]) -> tuple[str, ...]:
     """Candidates from the cheapest to the most expensive; one comes after the one it starts from.
 
@@ -188,24 +233,27 @@ def ordered_by_cost(names: Sequence[str]) -> tuple[str, ...]:
         UnknownNameError: There is no such candidate.
         ArgumentError: The names are not in a list.
     """
+    known = {**CANDIDATES, **MANY_ROWS_CANDIDATES}
     for name in (names,) if isinstance(names, str) else names:
-        if name not in CANDIDATES:
-            raise UnknownNameError("candidates", name, CANDIDATES)
+        if name not in known:
+            raise UnknownNameError("candidates", name, known)
     if isinstance(names, str):
         raise ArgumentError("candidates", repr(names), f"names in a list: [{names!r}]")
-    return tuple(name for name in CANDIDATES if name in names)
+    return tuple(name for name in known if name in names)
 
 
 @dataclass(frozen=True)
 class FitOptions:
     """How candidates are fitted.
 
-    ``rows`` are those by which hyperparameters are fitted, all if None. After so many ``seconds``,
-    at the clock time ``deadline``, no further candidate is begun but the ``first``. ``calibrated``
-    says whether scales and tails are fitted.
+    ``rows`` are those by which hyperparameters are fitted, all if None. ``held_out`` are those by
+    which candidates of many rows are calibrated and weighted; None for few rows, where each row is
+    predicted from all others. After so many ``seconds``, at the clock time ``deadline``, no further
+    candidate is begun but the ``first``. ``calibrated`` says whether scales and tails are fitted.
     """
 
     rows: Tensor | None = None
+    held_out: Tensor | None = None
     seed: int = 0
     restarts: int = 0
     seconds: float | None = None
@@ -224,6 +272,8 @@ def _fit_candidate(
     None for a candidate of transformed targets if no transform makes them more likely, and for one
     of categories if there are none.
     """
+    if options.held_out is not None:
+        return _fit_given_neighbors(name, x, y, options.held_out, options)
     start, candidate = time.perf_counter(), CANDIDATES[name]
     rows, seed, targets, warp = options.rows, options.seed, y, None
     if candidate.needs_categories and not options.categories:
@@ -239,13 +289,7 @@ def _fit_candidate(
             return None
         targets = _warped(y, warp)
     # Of many rows some have the hyperparameters fitted to them, and all are predicted from.
-    whole = candidate.make(x, targets, seed, options.categories)
-    model = whole
-    if rows is not None:  # of the rows' targets in the units of all
-        model = candidate.make(x[rows], targets[rows], seed, options.categories)
-        for units in ("input_standardizer", "target_standardizer"):
-            model.get_submodule(units).load_state_dict(whole.get_submodule(units).state_dict())
-        model.set_train_data(targets=cast(Tensor, whole.train_targets)[rows], strict=False)
+    whole, model = _models(candidate, x, targets, rows, options)
     if candidate.start is not None and candidate.start in fitted:
         _start_from(model, fitted[candidate.start])
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
@@ -258,8 +302,69 @@ def _fit_candidate(
     if rows is not None:
         whole.load_state_dict(model.state_dict())
     seconds = time.perf_counter() - start
-    calibration, logs, uncalibrated = calibrate(whole.eval(), y, warp, options.calibrated)
+    calibration, logs, uncalibrated = calibrate(
+        leave_one_out_predictions(whole.eval()), y, warp, fitted=options.calibrated,
+        hyperparameters=num_hyperparameters(whole),
+    )  # fmt: skip
     return Component(name, whole, 0.0, calibration, logs, uncalibrated, note, seconds, warp)
+
+
+def _models(
+    candidate: Candidate, x: Tensor, y: Tensor, rows: Tensor | None, options: FitOptions
+) -> tuple[GPRegression, GPRegression]:
+    """A model of all rows, and one of these rows in the same units, or the same one."""
+    whole = candidate.make(x, y, options.seed, options.categories)
+    if rows is None:
+        return whole, whole
+    model = candidate.make(x[rows], y[rows], options.seed, options.categories)
+    for units in ("input_standardizer", "target_standardizer"):
+        model.get_submodule(units).load_state_dict(whole.get_submodule(units).state_dict())
+    model.set_train_data(targets=cast(Tensor, whole.train_targets)[rows], strict=False)
+    return whole, model
+
+
+def _fit_given_neighbors(
+    name: str, x: Tensor, y: Tensor, held_out: Tensor, options: FitOptions
+) -> Component:
+    """Fits a candidate by densities given neighbours, and calibrates it; weight 0.
+
+    Scale and tails are fitted to rows held out: a network predicts the rows too well that it
+    learned its features from. Predictions are conditioned on these rows too.
+    """
+    start, x, y = time.perf_counter(), *_in_single_precision(x, y)
+    if name not in MANY_ROWS_CANDIDATES:
+        got = f"{name} of {len(y)} rows"
+        raise ArgumentError("candidates", got, f"one of {', '.join(MANY_ROWS_CANDIDATES)}")
+    kept = torch.ones(len(y), dtype=torch.bool, device=x.device)
+    kept[held_out] = False
+    rows = kept.nonzero()[:, 0]
+    whole, model = _models(MANY_ROWS_CANDIDATES[name], x, y, rows, options)
+    mll = ConditionalMarginalLogLikelihood(
+        model.likelihood, model, NearestNeighbors(), seed=options.seed
+    )
+    steps = _MANY_NETWORK_STEPS if find_networks(model) else _MANY_STEPS
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)  # the result has the message
+        fit = fit_mll(
+            mll, "adam", steps=steps, lr=_RATE, final_lr=_FINAL_RATE, network_lr=_NETWORK_RATE,
+            progress=False,
+        )  # fmt: skip
+    whole.load_state_dict(model.state_dict())
+    seconds = time.perf_counter() - start
+    with torch.no_grad():
+        normal = model.predict(x[held_out], neighbors=_NEIGHBORS)
+        predicted = normal.mean, normal.stddev
+    calibrated = calibrate(predicted, y[held_out], fitted=options.calibrated)
+    return Component(
+        name, whole.eval(), 0.0, *calibrated, fit.message, seconds, neighbors=_NEIGHBORS
+    )
+
+
+def _in_single_precision(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Data in float32, in which networks take half the time, where it tells inputs apart."""
+    rounded = x.float()
+    error = (x - rounded).abs().amax(0)
+    return (rounded, y.float()) if bool((error <= _PRECISION * x.std(0)).all()) else (x, y)
 
 
 def _warped(y: Tensor, warp: Warp) -> Tensor:
@@ -315,7 +420,7 @@ def fit_candidates(
     # Each comes into the list of the one that it starts from.
     chains: list[list[str]] = []
     for name in names:
-        start = CANDIDATES[name].start
+        start = CANDIDATES[name].start if options.held_out is None else None
         chain = next((chain for chain in chains if start in chain), [])
         chains += [] if chain else [chain]
         chain.append(name)
@@ -376,8 +481,11 @@ def restored_component(
     """The component that :func:`stored_component` stored, with its training data."""
     warp = None if stored["warp"] is None else Warp(*stored["warp"])
     targets = y if warp is None else _warped(y, warp)
+    candidates = CANDIDATES
+    if stored["neighbors"] is not None:
+        candidates, (x, targets) = MANY_ROWS_CANDIDATES, _in_single_precision(x, targets)
     # A model with the structure of the candidate, in which all that was trained is replaced.
-    model = CANDIDATES[stored["name"]].make(x, targets, seed, groups)
+    model = candidates[stored["name"]].make(x, targets, seed, groups)
     model.load_state_dict(stored["model"])
     model.set_train_data(targets=model.target_standardizer.transform(targets), strict=False)
     calibration = Calibration(*stored["calibration"])

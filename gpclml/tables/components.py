@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -183,13 +183,14 @@ class Component:
         model: The fitted model of all rows.
         weight: Its share of the mixture.
         calibration: How its predictions are widened.
-        log_densities: Log density of each row given all others after calibration, in nats, original
-            units, ``(n,)``, in float64 on the CPU.
+        log_densities: Log density of each row given all others, or of each row held out, after
+            calibration, in nats, original units, in float64 on the CPU.
         loo_uncalibrated: Their mean before calibration.
         note: A sentence on a problem of the fit; empty if there is none.
         seconds: Wall time of the fit.
         warp: The transform of its targets, if they have one; its model and calibration are of the
             transformed targets.
+        neighbors: Number of training rows that a prediction is conditioned on; all if None.
     """
 
     name: str
@@ -201,6 +202,14 @@ class Component:
     note: str = ""
     seconds: float = 0.0
     warp: Warp | None = None
+    neighbors: int | None = None
+
+    def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Locations and scales of new observations, ``(m,)`` each, in units of the targets."""
+        inputs = x.to(cast(Any, self.model.train_inputs)[0])
+        normal = self.model.predict(inputs, marginal=True, neighbors=self.neighbors)
+        location, deviation = normal.mean.to(x), normal.stddev.to(x)
+        return location, deviation * self.calibration.scales(location)
 
     @property
     def loo(self) -> float:
@@ -209,35 +218,40 @@ class Component:
 
 
 def calibrate(
-    model: GPRegression, y: Tensor, warp: Warp | None, fitted: bool = True
+    predicted: tuple[Tensor, Tensor],
+    y: Tensor,
+    warp: Warp | None = None,
+    *,
+    hyperparameters: int = 0,
+    fitted: bool = True,
 ) -> tuple[Calibration, Tensor, float]:
-    """Calibrates a fitted model to its leave-one-out residuals.
+    """Calibrates predictions of rows that they are not conditioned on.
+
+    Args:
+        predicted: Means and deviations of the rows, ``(n,)`` each, in units of the targets, which
+            are transformed if there is a warp.
+        y: The targets in original units, ``(n,)``.
+        warp: The transform of the targets.
+        hyperparameters: The number that were fitted to these rows.
+        fitted: Whether to fit the calibration; else it corrects nothing.
 
     Returns:
-        The calibration, that of no correction unless it is ``fitted``; the log densities of the
-        rows in original units, ``(n,)``; and their mean before calibration.
+        The calibration; the log densities of the rows in original units, ``(n,)``; and their mean
+        before calibration.
     """
-    error, deviation = (values.double().cpu() for values in leave_one_out_residuals(model))
+    locations, deviation = (values.double().cpu() for values in predicted)
     y = y.double().cpu()
-    scale = float(model.target_scale)
     # Residuals have no unit; densities are of the targets, and lose the log of their unit.
-    residuals, unit = error / deviation, (scale * deviation).log()
-    targets = y
+    targets, unit = y, deviation.log()
     if warp is not None:
         targets = torch.from_numpy(warp.forward(y.numpy()))
         unit = unit - torch.from_numpy(warp.log_slope(y.numpy()))
-    locations = targets - scale * error
-    plain = Calibration()
-    calibration = plain
+    residuals = (targets - locations) / deviation
+    plain = calibration = Calibration()
     if fitted:
-        # Weights of networks are trained on held-out rows, and do not count.
-        networks = {id(w) for network in find_networks(model) for w in network.parameters()}
-        count = sum(
-            p.numel() for p in model.parameters() if p.requires_grad and id(p) not in networks
-        )
         # Heavy tails of the logarithm of a target would have no mean.
         calibration = fit_calibration(
-            residuals, locations, hyperparameters=count, tails=warp is None
+            residuals, locations, hyperparameters=hyperparameters, tails=warp is None
         )
     logs, uncalibrated = (
         each.log_density(residuals, locations) - unit for each in (calibration, plain)
@@ -245,14 +259,22 @@ def calibrate(
     return calibration, logs, float(uncalibrated.mean())
 
 
+def num_hyperparameters(model: GPRegression) -> int:
+    """Number of parameters but the weights of networks, which are trained on held-out rows."""
+    weights = {id(w) for network in find_networks(model) for w in network.parameters()}
+    return sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in weights)
+
+
 @torch.no_grad()
-def leave_one_out_residuals(model: GPRegression) -> tuple[Tensor, Tensor]:
-    """Error and deviation of each row given all others, in standardized units, ``(n,)`` each.
+def leave_one_out_predictions(model: GPRegression) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each row given all others, in units of the targets, ``(n,)`` each.
 
     The hyperparameters are those fitted to all rows; deviations are with noise. (Rasmussen and
     Williams 2006, Eq. 5.12.) About n³ floating-point operations.
     """
-    data = training_observations(model, model.likelihood)
+    data, units = training_observations(model, model.likelihood), model.target_standardizer
     every = torch.arange(data.residual.shape[-1])
     mean, variance = data.covariance.leave_one_out(data.residual, every)
-    return data.residual - mean, variance.sqrt()
+    # The residual is a target less the prior's mean.
+    mean = cast(Tensor, model.train_targets) - data.residual + mean
+    return units.inverse(mean), variance.sqrt() * model.target_scale

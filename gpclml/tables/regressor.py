@@ -83,7 +83,7 @@ class Regressor(RegressorMixin, BaseEstimator):
     Args:
         candidates: Names of the models; None for those of a :class:`StackedGP`.
         max_rows: Largest number of training rows. If there are more, so many are drawn at random,
-            with a warning. Time grows with the cube of the rows, memory with their square.
+            with a warning. None for all.
         time_budget: Seconds after which no further candidate is begun; None for no limit.
         n_jobs: Number of processes that fit candidates, as joblib takes it; None for one.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
@@ -118,7 +118,7 @@ class Regressor(RegressorMixin, BaseEstimator):
         self,
         candidates: Sequence[str] | None = None,
         *,
-        max_rows: int = 5000,
+        max_rows: int | None = None,
         time_budget: float | None = None,
         n_jobs: int | None = None,
         progress: bool | None = False,
@@ -158,11 +158,12 @@ class Regressor(RegressorMixin, BaseEstimator):
         if len(table) < LEAST_ROWS:
             expected = f"at least {LEAST_ROWS} rows"
             raise ArgumentError("X", f"n_samples = {len(table)}", expected, "Give more rows.")
-        if len(table) > self.max_rows:
+        if self.max_rows is not None and len(table) > self.max_rows:
             rows = np.sort(np.random.default_rng(seed).permutation(len(table))[: self.max_rows])
             warnings.warn(
                 f"{self.max_rows} of {len(table)} rows, drawn at random, are fitted to. Raise "
-                "max_rows to have more.", UserWarning, stacklevel=callers_level(),
+                "max_rows to have more, or give None for all.",
+                UserWarning, stacklevel=callers_level(),
             )  # fmt: skip
             table, targets = table.iloc[rows], targets[rows]
         # Decided on the drawn rows alone, so that the limit bounds all work.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 
@@ -29,7 +30,7 @@ from gpclml.tables import (
     candidates,
     fit_calibration,
 )
-from gpclml.tables.components import leave_one_out_residuals
+from gpclml.tables.components import leave_one_out_predictions
 
 
 def table(n=30, d=2, seed=0, noise=0.2):
@@ -37,6 +38,13 @@ def table(n=30, d=2, seed=0, noise=0.2):
     x = 5 * torch.rand(n, d, generator=generator, dtype=torch.float64)
     y = 100 + 10 * x[:, 0].sin() + 3 * x.sum(-1)
     return x, y + noise * torch.randn(n, generator=generator, dtype=torch.float64)
+
+
+def leave_one_out_residuals(model):
+    """In standardized units."""
+    mean, deviation = leave_one_out_predictions(model)
+    targets = model.target_standardizer.inverse(model.train_targets)
+    return (targets - mean) / model.target_scale, deviation / model.target_scale
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +84,12 @@ def test_weights_scales_and_scores_are_those_of_the_residuals(fitted):
         )
         locations = table()[1] - error * component.model.target_scale
         calibration = fit_calibration(residuals, locations, hyperparameters=count)
-        assert calibration == component.calibration
+        expected = dataclasses.astuple(component.calibration)
+        assert dataclasses.astuple(calibration) == pytest.approx(expected, rel=1e-5)
         unit = deviation * component.model.target_scale
         row = calibration.log_density(residuals, locations) - unit.log()
         logs.append(row)
-        assert component.loo == pytest.approx(float(row.mean()))
+        assert component.loo == pytest.approx(float(row.mean()), rel=1e-5)
         plain = Normal(0.0, unit).log_prob(error * component.model.target_scale)
         assert component.loo_uncalibrated == pytest.approx(float(plain.mean()))
     weights = stacking_weights(torch.stack(logs), pseudo_counts=3.0)
@@ -173,14 +182,14 @@ def test_a_candidate_that_fails_is_left_out_and_named(monkeypatch, tmp_path):
 
 
 def test_residuals_that_are_no_numbers_leave_a_candidate_out(monkeypatch):
-    actual = candidates.calibrate
+    actual = candidates.leave_one_out_predictions
 
-    def without_numbers(model, *options):
+    def without_numbers(model):
         if not isinstance(model.covar_module, ScaleKernel):
             raise NonFiniteError("residuals", "3 of 30 values not finite", "finite values")
-        return actual(model, *options)
+        return actual(model)
 
-    monkeypatch.setattr(candidates, "calibrate", without_numbers)
+    monkeypatch.setattr(candidates, "leave_one_out_predictions", without_numbers)
     with pytest.warns(FitWarning, match="linear"):
         stack = StackedGP(["linear", "matern"]).fit(*table())
     assert [component.name for component in stack.components] == ["matern"]
@@ -330,3 +339,54 @@ def test_points_that_are_refused(fitted):
         fitted.predict(x[:, :1])
     with pytest.raises(ArgumentError, match="meta"):
         fitted.predict(torch.empty(3, 2, device="meta"))
+
+
+@pytest.fixture
+def few_steps(monkeypatch):
+    monkeypatch.setattr(candidates, "_MANY_STEPS", 40)
+
+
+def test_many_rows_are_predicted_from_their_neighbours(few_steps, tmp_path):
+    x, y = table(400)
+    stack = StackedGP(["matern"], exact_rows=300, seed=1).fit(x, y)
+    assert {component.neighbors for component in stack.components} == {256}
+    assert len(stack.components[0].log_densities) == 20  # rows held out
+    new, truth = table(300, seed=1)
+    prediction = stack.predict(new)
+    assert float((prediction.mean - truth).square().mean().sqrt()) < 0.3  # noise has 0.2
+    lower, upper = prediction.interval(0.9)
+    assert float(((truth > lower) & (truth < upper)).double().mean()) > 0.85
+    assert float((upper - lower).mean()) < 2.0  # of noise alone 0.66
+    stack.save(tmp_path / "stack.pt")
+    again = StackedGP.load(tmp_path / "stack.pt").predict(new)
+    torch.testing.assert_close(again.mean, prediction.mean, rtol=0, atol=0)
+    torch.testing.assert_close(again.std, prediction.std, rtol=0, atol=0)
+    other_units = StackedGP(["matern"], exact_rows=300, seed=1).fit(1e3 * x + 7, 1e-6 * y)
+    scaled = other_units.predict(1e3 * new + 7)
+    torch.testing.assert_close(1e6 * scaled.mean, prediction.mean, rtol=1e-3, atol=0)
+
+
+def test_tails_of_many_rows_are_those_of_rows_held_out(few_steps):
+    x, y = table(400)
+    y[torch.randperm(400, generator=torch.Generator().manual_seed(5))[:20]] += 20.0
+    calibration = StackedGP(["matern"], exact_rows=300).fit(x, y).components[0].calibration
+    assert calibration.degrees < 30
+
+
+def test_what_many_rows_are_not_fitted_by(few_steps):
+    x, y = table(60)
+    with pytest.warns(FitWarning, match=r"matern_warped \(ArgumentError: candidates: got"):
+        stack = StackedGP(["matern", "matern_warped"], exact_rows=50).fit(x, y)
+    assert [component.name for component in stack.components] == ["matern"]
+
+
+@pytest.mark.slow
+def test_deep_kernels_of_many_rows_learn_a_function_of_one_direction():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1200, 6, generator=generator, dtype=torch.float64)
+    y = (3 * (x @ torch.full((6,), 6**-0.5, dtype=torch.float64))).sin()
+    y = y + 0.1 * torch.randn(1200, generator=generator, dtype=torch.float64)
+    stack = StackedGP(["matern", "deep_joint"], exact_rows=800).fit(x[:900], y[:900])
+    error = (stack.predict(x[900:]).mean - y[900:]).square().mean().sqrt()
+    plain = next(c for c in stack.components if c.name == "matern").predict(x[900:])[0]
+    assert float(error) < 0.5 * float((plain - y[900:]).square().mean().sqrt())
