@@ -36,7 +36,7 @@ SingleTaskGP: Any = cast(Any, botorch.models.SingleTaskGP)
 assert issubclass(SingleTaskGP, BatchedMultiOutputGPyTorchModel)
 assert issubclass(SingleTaskGP, ExactGP)
 
-_KERNELS = ("deep", "deep_bottleneck")
+_KERNELS = ("deep", "deep_bottleneck", "deep_joint")
 
 
 class DeepKernelGP(SingleTaskGP):
@@ -48,6 +48,8 @@ class DeepKernelGP(SingleTaskGP):
       ``SingleTaskGP`` of the same data, to about four digits.
     - ``kernel="deep_bottleneck"`` is a scaled RBF on the outputs of a network alone (Wilson et
       al. 2016), without priors on its hyperparameters.
+    - ``kernel="deep_joint"`` is a scaled Matern kernel on inputs and outputs of a network together,
+      without priors, which starts with the lengthscales of ``SingleTaskGP``.
 
     Everything else is ``SingleTaskGP``'s: noise, mean, outcome transform, posteriors,
     conditioning, fantasies. So ``model.posterior`` leaves out the noise of observations by default,
@@ -71,7 +73,7 @@ class DeepKernelGP(SingleTaskGP):
         train_Y: Outcomes. Shape ``(*batch, n, m)``.
         train_Yvar: Known noise variances, of the same shape; the noise is inferred if None.
         likelihood: As for ``SingleTaskGP``.
-        kernel: ``"deep"`` or ``"deep_bottleneck"``.
+        kernel: ``"deep"``, ``"deep_bottleneck"`` or ``"deep_joint"``.
         mean_module: As for ``SingleTaskGP``.
         outcome_transform: As for ``SingleTaskGP``: ``Standardize`` by default.
         input_transform: By default ``Normalize`` to the unit cube, with the bounds of all inputs of
@@ -139,6 +141,10 @@ class DeepKernelGP(SingleTaskGP):
             deep.feature_extractor = NetworkBatch(deep.feature_extractor, self._aug_batch_shape)
         if kernel == "deep":
             _put_beside(base, whole, feature_share)
+        if kernel == "deep_joint":
+            lengthscale = cast(Tensor, deep.base_kernel.lengthscale).detach().clone()
+            lengthscale[..., : inputs.shape[-1]] = cast(Tensor, base.lengthscale).detach()
+            deep.base_kernel.lengthscale = lengthscale
         self.covar_module = whole
         self._subset_batch_dict = self._places_of_outputs()
 

@@ -30,7 +30,8 @@ _FEATURE_START = 1e-3
 _LEAST_LENGTHSCALE = 1e-3
 _SHAPE_START = 3.0  # of the rational quadratic: near the RBF, which it becomes as its shape grows
 _RESIDUAL_START = 1e-4  # of the residual's variance to that of the ARD part
-KERNELS = ("deep", "deep_bottleneck", "matern", "rbf", "rq", "spectral_mixture")
+_JOINT_START = 0.1  # of the features beside the inputs: small, and large enough to learn from
+KERNELS = ("deep", "deep_bottleneck", "deep_joint", "matern", "rbf", "rq", "spectral_mixture")
 MEANS = ("constant", "mlp", "zero")
 
 
@@ -54,10 +55,12 @@ def make_kernel(
     def scaled(base: Kernel) -> Kernel:
         return ScaleKernel(base, batch_shape=batch_shape).to(x)
 
-    def input_kernel(cls: type[Kernel], active_dims: tuple[int, ...] | None = None) -> Kernel:
+    def input_kernel(
+        cls: type[Kernel], active_dims: tuple[int, ...] | None = None, features: int = 0
+    ) -> Kernel:
         """Distances grow with the root of the number of columns, and so do lengthscales."""
         kernel = cls(
-            ard_num_dims=d if ard else None,
+            ard_num_dims=d + features if ard else None,
             batch_shape=batch_shape,
             active_dims=active_dims,
             # Of one class in both cases, so that one's parameters can be loaded into the other.
@@ -67,6 +70,10 @@ def make_kernel(
             kernel.initialize(lengthscale=math.sqrt(d))
             if isinstance(kernel, RQKernel):
                 kernel.initialize(alpha=_SHAPE_START)
+        if features and ard:
+            start = kernel.lengthscale.detach().clone()
+            start[..., d:] = 1.0
+            kernel.lengthscale = start
         return kernel
 
     if kernel in _STATIONARY:
@@ -84,6 +91,12 @@ def make_kernel(
         network = MLP([d, *hidden, q], generator=generator)
         base = RBFKernel(ard_num_dims=q if ard else None, batch_shape=batch_shape)
         return scaled(DeepKernel(network, base, residual=False))
+    if kernel == "deep_joint":
+        network = MLP(
+            [d, *hidden, q], torch.nn.SiLU, output_scale=_JOINT_START, generator=generator
+        )
+        base = input_kernel(MaternKernel, features=q)
+        return scaled(DeepKernel(network, base, residual=True))
     if kernel == "spectral_mixture":
         mixture = SpectralMixtureKernel(num_mixtures, ard_num_dims=d, batch_shape=batch_shape).to(x)
         # Its weights are the scale: no ScaleKernel around it.

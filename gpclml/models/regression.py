@@ -81,7 +81,10 @@ class GPRegression(RegressionGP):
       ``num_features`` outputs, which start near zero. Train it by :func:`gpclml.fit.fit_networks`.
       Before a loop of your own call :func:`gpclml.fit.warm_start`, which makes it the fitted ARD
       GP, as fits of this package do;
-    - ``"deep_bottleneck"``: RBF on the features alone (Wilson et al. 2016).
+    - ``"deep_bottleneck"``: RBF on the features alone (Wilson et al. 2016);
+    - ``"deep_joint"``: Matern on inputs and features together, with a lengthscale for each, whose
+      distances both can only lengthen. Meant for thousands of rows, trained with
+      :class:`~gpclml.conditioning.NearestNeighbors`; ``num_features=d`` and wide layers pay there.
 
     Lengthscales of standardized inputs start at the root of the number of columns and stay above
     0.001; without standardization they start where GPyTorch has them. Means by name:
@@ -625,6 +628,9 @@ class GPRegression(RegressionGP):
         is_deep = any(isinstance(kernel, DeepKernel) for kernel in self.covar_module.modules())
         if path.endswith(".lengthscale") and value.shape == columns.shape and not is_deep:
             return value * columns
+        features = value.shape[-1] - columns.shape[-1] if path.endswith(".lengthscale") else 0
+        if self._config["kernel"] == "deep_joint" and features > 0:
+            return value * torch.nn.functional.pad(columns, (0, features), value=torch.nan)
         return torch.full_like(value, torch.nan)
 
     def extra_repr(self) -> str:

@@ -266,7 +266,7 @@ STEPS: dict[str, Step] = {
     "fit DeepKernelGP": _botorch(lambda x, y: DeepKernelGP(x, y, hidden=(4,))),
     **{
         f"regression {k}": _regression(k)
-        for k in ("rq", "spectral_mixture", "deep", "deep_bottleneck")
+        for k in ("rq", "spectral_mixture", "deep", "deep_bottleneck", "deep_joint")
     },
     **{f"neighbors {k}": _given_neighbors(k) for k in ("matern", "deep")},
     "iterative posterior": _posterior,

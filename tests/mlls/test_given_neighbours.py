@@ -41,6 +41,7 @@ MODELS = {
     "matern": GPRegression,
     "deep": lambda x, y: GPRegression(x, y, "deep"),
     "deep_bottleneck": lambda x, y: GPRegression(x, y, "deep_bottleneck"),
+    "deep_joint": lambda x, y: GPRegression(x, y, "deep_joint"),
     "network mean": lambda x, y: GPRegression(x, y, mean="mlp"),
     "spectral mixture": lambda x, y: GPRegression(x, y, "spectral_mixture"),
     "linear": lambda x, y: GPRegression(x, y, kernels.LinearKernel()),
@@ -105,7 +106,7 @@ def test_batches_add_up_to_all_points():
     torch.testing.assert_close(torch.stack(parts).mean(), every, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kernel", ["matern", "deep", "deep_bottleneck"])
+@pytest.mark.parametrize("kernel", ["matern", "deep", "deep_bottleneck", "deep_joint"])
 def test_gradients_are_those_of_finite_differences(kernel):
     x, y = data()
     model = GPRegression(x, y, kernel).train()

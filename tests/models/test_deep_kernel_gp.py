@@ -40,7 +40,7 @@ pytestmark = [
 
 
 BARE = {"input_transform": None, "outcome_transform": None}
-KERNELS = ("deep", "deep_bottleneck")
+KERNELS = ("deep", "deep_bottleneck", "deep_joint")
 SHAPES = [
     pytest.param(torch.Size(batch), m, id=f"batch{list(batch)}-outputs{m}")
     for batch, m in itertools.product([(), (2,)], [1, 2])
@@ -81,7 +81,8 @@ def moved(model):
 def on_data(model, x, y, noise=None, member=()):
     """A model of other data, its units left alone, with the parameters of one or of a member."""
     additive = any(isinstance(module, AdditiveKernel) for module in model.modules())
-    kernel = KERNELS[0] if additive else KERNELS[1]
+    deep = model.covar_module.base_kernel
+    kernel = KERNELS[0] if additive else KERNELS[2 if deep.residual else 1]
     other = DeepKernelGP(x, y, noise, kernel=kernel, **BARE)
     with torch.no_grad():
         for own, given in zip(other.parameters(), model.parameters(), strict=True):

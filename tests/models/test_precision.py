@@ -80,7 +80,7 @@ def check_same(found, expected):
     assert ((found.variance.sqrt() / deviation - 1).abs() < 0.02).all()
 
 
-KERNELS = ["rbf", "rq", "matern", "spectral_mixture", "deep", "deep_bottleneck"]
+KERNELS = ["rbf", "rq", "matern", "spectral_mixture", "deep", "deep_bottleneck", "deep_joint"]
 CASES = [(name, ()) for name in (*KERNELS, *OTHERS)] + [("matern", (3,)), ("deep", (3,))]
 
 

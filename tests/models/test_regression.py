@@ -29,7 +29,7 @@ from gpclml.kernels.networks import MLP
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression, find_networks
 
-KERNELS = ["rbf", "rq", "matern", "spectral_mixture", "deep", "deep_bottleneck"]
+KERNELS = ["rbf", "rq", "matern", "spectral_mixture", "deep", "deep_bottleneck", "deep_joint"]
 
 
 def lml(model):
