@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self, cast
 
 import gpytorch
@@ -210,7 +211,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         split = conditioning.split(targets.shape[-1], self._generator, observed, points)
         rows, local = split.restricted()
         rows = rows.to(targets.device)
-        prior = model.forward(*(x.index_select(-2, rows) for x in inputs))
+        with _without_learning(getattr(model, "input_transform", None)):
+            prior = model.forward(*(x.index_select(-2, rows) for x in inputs))
         data = observations(self.likelihood, cast(Any, prior), targets[rows])
         value = mean_log_density(data, local, self.factor_dtype)
         return plus_priors(value, model, conditioning.num_rows, data.params)
@@ -361,6 +363,19 @@ class LeaveOneOutPseudoLikelihood(ConditionalMarginalLogLikelihood):
     @checked
     def __init__(self, likelihood: Likelihood, model: ExactGP) -> None:
         super().__init__(likelihood, model, LeaveOneOut())
+
+
+@contextmanager
+def _without_learning(transform: Any) -> Iterator[None]:
+    """Within the block BoTorch's transform of inputs keeps bounds that it learns from all rows."""
+    learns = getattr(transform, "learn_coefficients", False)
+    try:
+        if learns:
+            transform.learn_coefficients = False
+        yield
+    finally:
+        if learns:
+            transform.learn_coefficients = True
 
 
 def member_objectives(
