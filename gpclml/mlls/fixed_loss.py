@@ -97,6 +97,8 @@ def fixed_loss(mll: MarginalLogLikelihood) -> Tensor:
         return torch.stack([fixed_loss(member) for member in cast(Any, mll.mlls)]).mean()
     # A subclass may have a loss of its own, which is taken as it is.
     custom: Callable[[], Tensor] | None = getattr(mll, "compute_custom_loss", None)
+    if type(mll) is ConditionalMarginalLogLikelihood and _takes_few_rows(mll):
+        return -mll.fixed_objective()
     if isinstance(mll, ConditionalMarginalLogLikelihood):
         ours = ConditionalMarginalLogLikelihood.compute_custom_loss
         if type(mll).compute_custom_loss is ours:
@@ -205,11 +207,11 @@ class FixedLoss:
         elif type(mll) not in _KNOWN:
             return f"{type(mll).__name__} is an objective of its own"
         self._mll, self._model = cast(ConditionalMarginalLogLikelihood, mll), model
+        if isinstance(self._mll.conditioning, NearestNeighbors):
+            return _NEIGHBORS
         with torch.no_grad():
             data = training_observations(model, mll.likelihood)
             self._split = self._mll._fixed_split(data)
-            if self._split.has_neighbors:
-                return _NEIGHBORS
             observed, self._blocks = data.at(self._split)
             if is_upstream and (observed.missing is not None or observed.places is not None):
                 return "targets are missing"
