@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,13 @@ __all__ = ["NearestNeighbors", "NeighborIndex"]
 
 # A tree looks at few points where there are few dimensions, and at nearly all where there are many.
 _MOST_DIMENSIONS_OF_A_TREE = 8
-_DISTANCES_AT_ONCE = {"cpu": 1 << 24, "other": 1 << 30}  # entries of a matrix of distances
+_GROUP = 32  # points of which the nearest one decides whether the others are looked at
+# Points whose neighbours are looked up together, and distances at a time: in a processor's cache.
+_AT_ONCE = {"cpu": (128, 1 << 18), "other": (4096, 1 << 28)}
+_CANDIDATES_AT_ONCE = {"cpu": 1 << 23, "other": 1 << 29}  # coordinates of points that are compared
+_MOVED = 0.1  # deviation of logarithms of distances from a common factor
+_WATCHED = 64  # points whose distances to their neighbours say how far a metric has moved
+_SAMPLED = 16  # points whose copies are counted
 
 
 class NearestNeighbors(Conditioning):
@@ -32,22 +39,25 @@ class NearestNeighbors(Conditioning):
     leave-one-out and the log marginal likelihood themselves, exactly.
 
     Neighbours are near in the metric of the kernel: points in units of its lengthscales, features
-    of a deep kernel. They are looked up again every ``refresh`` calls, as the kernel is then. An
-    objective has a copy of its own, so that one strategy can be given to several. Where points have
-    more copies than neighbours, at most k / 8 copies of one point are neighbours of another (more
-    where there are too few others): all copies together would say nothing of the lengthscales.
+    of a deep kernel. Every ``refresh`` calls the kernel is asked whether that has moved, and they
+    are looked up in the new metric if distances between neighbours have changed by a tenth, apart
+    from a common factor. An objective has a copy of its own, so that one strategy can be given to
+    several. Where points have more copies than neighbours, only the first k / 8 + 1 copies of each
+    are neighbours of others (more where there are too few): all together would say nothing of the
+    lengthscales.
 
     Args:
         k: Number of neighbours, at least 1; all others where there are fewer.
         batch: Number of points held out at each call, drawn with replacement; all of them, once
             each, if None or if there are no more.
         order: Whether neighbours are among ``"all"`` others, or among the ``"previous"`` points.
-        refresh: Number of calls after which neighbours are looked up in a new metric.
+        refresh: Number of calls after which neighbours may be looked up in a new metric.
         seed: See :class:`Conditioning`; also of the random order, seed 0 if None.
 
     Note:
-        Neighbours are near by SciPy's k-d tree on a CPU in up to eight dimensions, else by the
-        distances to all points, a chunk at a time: ``batch * n * d`` multiplications.
+        Neighbours are exact: by SciPy's k-d tree on a CPU in up to eight dimensions, else by the
+        distances to all points, in chunks: ``batch * n * d`` multiplications. Memory is that of the
+        points in the metric, in double precision in a tree.
 
     Examples:
         >>> x = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
@@ -78,21 +88,20 @@ class NearestNeighbors(Conditioning):
         self.batch: int | None = None if batch is None else int(batch)
         self.order: Literal["all", "previous"] = order
         self.refresh: int = int(refresh)
-        self._index: NeighborIndex | None = None
-        self._sites: Tensor | None = None
+        self._neighbors: _Neighbors | None = None
         self._calls = 0
 
     @property
     def needs_points(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the next call looks up neighbours in a new metric."""
-        return self._index is None or self._calls % self.refresh == 0
+        """Whether the next call may look up neighbours in a new metric."""
+        return self._neighbors is None or self._calls % self.refresh == 0
 
     def split(
         self,
         num_data: int,
         generator: torch.Generator | None = None,
         observed: Tensor | None = None,  # shape: (num_data,)
-        points: Tensor | None = None,  # shape: (num_data, d)
+        points: Tensor | Points | None = None,  # shape: (num_data, d)
     ) -> Split:
         """Points of a batch, each with its neighbours.
 
@@ -100,41 +109,53 @@ class NearestNeighbors(Conditioning):
             num_data: Number of data rows.
             generator: See :class:`Conditioning`.
             observed: See :class:`Conditioning`.
-            points: In the metric of the kernel; needed where ``needs_points``.
+            points: In the metric of the kernel; needed where ``needs_points``. Or a function that
+                gives those of some rows, or of all for None.
 
         Returns:
             Held-out points ``(b, 1)``, and the rows that each is conditioned on, ``(b, k)``,
             nearest first; -1 where there are fewer, as for the first of an order.
         """
-        generator, index = self.generator(generator), self._index
+        generator = self.generator(generator)
         if points is not None:
+            self._look_up(num_data, observed, points)
+        neighbors = self._neighbors
+        if neighbors is None or neighbors.num_data != num_data:
+            raise ArgumentError("points", None, "the points in whose metric neighbours are near")
+        self._calls += 1
+        if self.batch is None or self.batch >= neighbors.num_rows:
+            chosen = torch.arange(neighbors.num_rows)
+        else:
+            chosen = torch.randint(neighbors.num_rows, (self.batch,), generator=generator)
+        return neighbors.split(chosen, self.k)
+
+    def _look_up(self, num_data: int, observed: Tensor | None, points: Tensor | Points) -> None:
+        """Takes the points for the metric, unless distances are nearly those of the last ones."""
+        if isinstance(points, Tensor):
             if points.ndim != 2:
                 expected = "(n, d): neighbours are those of one model, not of a batch"
                 raise ArgumentError("points", tuple(points.shape), expected)
-            rows = self.observed_rows(num_data, observed)
-            if index is None or index.num_data != num_data:
-                self._sites = find_copies(points[rows.to(points.device)], self.k)
-            index = NeighborIndex(points, rows, self._order(rows), self._sites)
-        if index is None or index.num_data != num_data:
-            raise ArgumentError("points", None, "the points in whose metric neighbours are near")
-        self._index, self._calls = index, self._calls + 1
-        if self.batch is None or self.batch >= index.num_rows:
-            chosen = torch.arange(index.num_rows)
-        else:
-            chosen = torch.randint(index.num_rows, (self.batch,), generator=generator)
-        return Split([index.rows[chosen].unsqueeze(-1)], index.neighbors(chosen, self.k))
+            given = points
+            points = lambda rows: given if rows is None else given[rows.to(given.device)]  # noqa: E731
+        rows = self.observed_rows(num_data, observed)
+        neighbors = self._neighbors
+        if neighbors is not None and neighbors.are_near(rows, num_data, points):
+            return
+        self._neighbors = neighbors = None  # memory for one tree is enough
+        order = None
+        if self.order == "previous":
+            drawn = torch.Generator().manual_seed(self.seed or 0)
+            order = torch.randperm(len(rows), generator=drawn)
+        self._neighbors = _Neighbors(num_data, rows, order, points, self.k)
+
+    def look_again(self) -> None:
+        """Lets the next call look at the points, whenever the last one did."""
+        self._calls = 0
 
     @property
     def num_rows(self) -> int:
         """Number of rows that can be held out, those with a target; 0 before the first call."""
-        return 0 if self._index is None else self._index.num_rows
-
-    def _order(self, rows: Tensor) -> Tensor | None:
-        """Positions of the rows in a random order; None where it does not matter."""
-        if self.order == "all":
-            return None
-        generator = torch.Generator().manual_seed(self.seed or 0)
-        return torch.randperm(rows.numel(), generator=generator)
+        return 0 if self._neighbors is None else self._neighbors.num_rows
 
     def __deepcopy__(self, memo: Any) -> NearestNeighbors:
         """With the same settings, and neighbours of its own."""
@@ -146,193 +167,225 @@ class NearestNeighbors(Conditioning):
         return f"{type(self).__name__}({shown})"
 
 
-class NeighborIndex:
-    """Points among which nearest neighbours are looked up.
+Points = Callable[[Tensor | None], Tensor]
+"""The points of some rows in the metric of a kernel, of all rows for None."""
+
+
+class _Neighbors:
+    """Rows of a data set that can be neighbours of each other, as near as they were in one metric.
+
+    Rows have places, those of an order if there is one. Of points with many copies, the first few
+    are candidates alone.
 
     Args:
-        points: In a metric where near points are correlated, ``(n, q)``, on any device.
-        rows: Rows that can be neighbours, ``(r,)``, on the CPU; all of them if None.
-        positions: Positions of these rows in an order: neighbours of a row come before it,
-            ``(r,)``.
-        sites: Which rows are copies: the same number for rows at the same point, from 0, ``(r,)``;
-            None where copies are neighbours as other rows are.
-
-    Attributes:
-        num_data: Number n of points.
-        num_rows: Number r of rows that can be neighbours.
+        num_data: Number of data rows.
+        rows: Those that have a target, ``(r,)``.
+        order: Their places in an order that neighbours come before; None for any order.
+        points: The metric.
+        k: Number of neighbours, by which copies are many or few.
     """
 
     def __init__(
-        self,
-        points: Tensor,
-        rows: Tensor | None = None,
-        positions: Tensor | None = None,
-        sites: Tensor | None = None,
+        self, num_data: int, rows: Tensor, order: Tensor | None, points: Points, k: int
     ) -> None:
-        points = points.detach()
-        self.num_data: int = len(points)
-        self.rows: Tensor = torch.arange(len(points)) if rows is None else rows
-        self.num_rows: int = len(self.rows)
-        if self.num_rows < self.num_data:
-            points = points[self.rows.to(points.device)]
-        # From the centre, where products lose no digits of distances.
-        self._center = points.mean(0)
-        points = points - self._center
-        self._points, self._positions = points, positions
-        self._norms: Tensor | None = None
-        self._tree: Any = None
-        self._copies = None if sites is None else _Copies(points, sites, positions)
-        is_searched = self._copies is None and points.device.type == "cpu"
-        if is_searched and points.shape[-1] <= _MOST_DIMENSIONS_OF_A_TREE:
-            from scipy.spatial import KDTree
+        self.num_data, self.num_rows = num_data, len(rows)
+        self._order = order
+        self._rows = rows = rows if order is None else rows[order.argsort()]
+        values = points(None if len(rows) == num_data and order is None else rows).detach()
+        # Places of candidates, and of each place the first candidate at the same point.
+        self._candidates, self._firsts = _few_copies(values, k)
+        if self._candidates is not None:
+            values = values[self._candidates.to(values.device)]
+        self._index = NeighborIndex(values)
+        self._watched: tuple[Tensor, Tensor] | None = None
 
-            # Balanced cells take long to find, and pay where points are not spread evenly.
-            self._tree = KDTree(points.numpy(), balanced_tree=False, compact_nodes=False)
+    def split(self, chosen: Tensor, k: int) -> Split:
+        """The chosen ones of the rows in data order, each with its k nearest."""
+        places = chosen if self._order is None else self._order[chosen]
+        near, held_out = self._nearest(places, min(k, self.num_rows - 1)), self._rows[places]
+        given = torch.where(near < 0, -1, self._rows[near])
+        if self._watched is None and given.numel():
+            distances = _distances(self._points(places[:_WATCHED]), self._points(near[:_WATCHED]))
+            pairs = torch.cat([held_out.unsqueeze(-1), given], -1)[:_WATCHED]
+            self._watched = pairs, distances.where(pairs[:, 1:].to(distances.device) >= 0, 0.0)
+        return Split([held_out.unsqueeze(-1)], given)
 
-    def neighbors(self, chosen: Tensor, k: int) -> Tensor:
-        """Rows of the k nearest neighbours of some rows, nearest first, -1 where there are fewer.
+    def are_near(self, rows: Tensor, num_data: int, points: Points) -> bool:
+        """Whether distances are as they were apart from a common factor, and rows are the same."""
+        if num_data != self.num_data or len(rows) != self.num_rows or self._watched is None:
+            return False
+        pairs, before = self._watched
+        values = points(pairs.clamp_min(0).flatten()).detach().unflatten(0, pairs.shape)
+        after = _distances(values[:, 0], values[:, 1:]).where(
+            pairs[:, 1:].to(before.device) >= 0, 0.0
+        )
+        apart = (before > 0) | (after > 0)
+        least = torch.finfo(torch.float64).tiny
+        change = (after[apart] + least).log() - (before[apart] + least).log()
+        return len(change) < 2 or bool(change.std() < _MOVED)
 
-        Args:
-            chosen: Places of the rows among all that can be neighbours, ``(b,)``.
-            k: Number of neighbours.
+    def _points(self, places: Tensor) -> Tensor:
+        return self._index[places if self._firsts is None else self._firsts[places]]
 
-        Returns:
-            ``(b, min(k, r - 1))``, on the CPU.
-        """
-        k = min(k, self.num_rows - 1)
-        if self._copies is not None:
-            result = self._copies.neighbors(chosen, k)
-        elif self._positions is not None:
-            result = self._previous(chosen, k)
-        else:
-            near = self._nearest(self._points[chosen.to(self._points.device)], k + 1)
-            # Among more than k copies of a point, the point itself need not be there.
-            itself = near == chosen.unsqueeze(-1)
-            itself[:, -1] |= ~itself.any(-1)
-            result = near[~itself].view(len(chosen), k)
-        return torch.where(result < 0, -1, self.rows[result])
-
-    def nearest(self, points: Tensor, k: int) -> Tensor:
-        """Rows of the k points nearest to others, nearest first.
-
-        Args:
-            points: In the same metric, ``(m, q)``.
-            k: Number of neighbours.
-
-        Returns:
-            ``(m, min(k, r))``, on the CPU.
-        """
-        points = points.detach() - self._center
-        return self.rows[self._nearest(points, min(k, self.num_rows))]
-
-    def _nearest(self, points: Tensor, k: int, before: Tensor | None = None) -> Tensor:
-        """Places of the k nearest among all, or among those whose positions are below a number."""
-        if self._tree is not None and before is None:
-            workers = torch.get_num_threads()
-            _, near = self._tree.query(points.numpy(), k=[*range(1, k + 1)], workers=workers)
-            return torch.from_numpy(near)
-        if self._norms is None:
-            self._norms = self._points.square().sum(-1)
-        most = _DISTANCES_AT_ONCE["cpu" if self._points.is_cpu else "other"]
-        size = max(1, most // self.num_rows)
-        chunks = []
-        for start in range(0, len(points), size):
-            chunk = slice(start, start + size)
-            # The norm of the point itself is the same for all of its neighbours.
-            distances = torch.addmm(self._norms, points[chunk], self._points.mT, alpha=-2.0)
-            if before is not None:
-                assert self._positions is not None
-                positions = self._positions.to(distances.device)
-                later = positions >= before[chunk, None].to(distances.device)
-                distances.masked_fill_(later, torch.inf)
-            lengths, near = distances.topk(k, largest=False)
-            chunks.append(near.masked_fill_(lengths == torch.inf, -1).cpu())
-        return torch.cat(chunks)
-
-    def _previous(self, chosen: Tensor, k: int) -> Tensor:
-        """Places of the k nearest among those that come before, ``(b, k)``."""
-        assert self._positions is not None
-        before, points = self._positions[chosen], self._points[chosen.to(self._points.device)]
-        if self._tree is None:
-            return self._nearest(points, k, before)
-        # Of neighbours among all, the share before / n comes before: four times as many are enough
-        # for most points, and sixteen times for all but the first ones.
-        result = torch.full((len(chosen), k), -1)
-        left, wanted = torch.arange(len(chosen)), 4 * k
-        while len(left) and wanted < self.num_rows // 4:
-            near = self._nearest(points[left], wanted)
-            is_before = self._positions[near] < before[left, None]
-            enough = is_before.sum(-1) >= k
-            kept = is_before & (is_before.cumsum(-1) <= k)
-            result[left[enough]] = near[enough][kept[enough]].view(-1, k)
-            left, wanted = left[~enough], 4 * wanted
-        if len(left):
-            result[left] = self._nearest(points[left], k, before[left])
+    def _nearest(self, places: Tensor, k: int) -> Tensor:
+        """Places of the k nearest that may be neighbours, ``(b, k)``, -1 where there are fewer."""
+        index, points = self._index, self._points(places)
+        result = torch.full((len(places), k), -1)
+        # Of neighbours among all of n, the share place / n comes before a place: four times as many
+        # are enough for most, and sixteen times for all but the first ones.
+        left, wanted = torch.arange(len(places)), k + 1 if self._order is None else 4 * k
+        while len(left) and k:
+            before, is_last = None, self._order is None
+            if self._order is not None and (wanted > len(index) // 4 or not index.is_tree):
+                before, wanted, is_last = places[left], k, True
+                if self._candidates is not None:
+                    before = torch.searchsorted(self._candidates, before)
+            near = index.nearest(points[left.to(points.device)], wanted, before)
+            if self._candidates is not None:
+                near = torch.where(near < 0, -1, self._candidates[near])
+            asked = places[left].unsqueeze(-1)
+            allowed = (near >= 0) & (near != asked if self._order is None else near < asked)
+            column = allowed.cumsum(-1) - 1
+            done = (column[:, -1] >= k - 1) | is_last
+            kept = allowed & (column < k) & done.unsqueeze(-1)
+            result[left.unsqueeze(-1).expand_as(column)[kept], column[kept]] = near[kept]
+            left, wanted = left[~done], 4 * wanted
         return result
 
 
-_SAMPLED = 16  # points whose copies are counted
+def _distances(points: Tensor, others: Tensor) -> Tensor:
+    """Of each point to its others, ``(b, k)``."""
+    return (points.double().unsqueeze(-2) - others.double()).square().sum(-1).sqrt()
+
+
+def _few_copies(points: Tensor, k: int) -> tuple[Tensor | None, Tensor | None]:
+    """The first k / 8 + 1 copies of each point, and of each the first one among these.
+
+    Indices ``(c,)`` and places among them ``(n,)``; None where few points have many copies. There
+    are more copies where too few would be left.
+    """
+    sites = find_copies(points, k)
+    if sites is None:
+        return None, None
+    counts, order = sites.bincount(), sites.argsort(stable=True)
+    starts = counts.cumsum(0) - counts
+    rank = torch.empty_like(sites)
+    rank[order] = torch.arange(len(sites)) - starts[sites[order]]
+    most = k // 8 + 1
+    while int(counts.clamp_max(most).sum()) <= min(k, len(sites) - 1):
+        most *= 2
+    candidates = (rank < most).nonzero().squeeze(-1)
+    return candidates, torch.searchsorted(candidates, order[starts][sites])
 
 
 def find_copies(points: Tensor, k: int) -> Tensor | None:
     """Which points are copies of each other, ``(n,)``, where many have more than k / 4; else None.
 
-    Equal points have the same number. They are equal in any metric, so that it is asked once.
+    Equal points have the same number.
     """
     generator = torch.Generator().manual_seed(0)
     sample = torch.randint(len(points), (_SAMPLED,), generator=generator)
-    counts = torch.stack([(points == point).all(-1).sum() for point in points[sample]])
-    if int((counts > max(1, k // 4)).sum()) < _SAMPLED // 4:
+    frequent = 0
+    for point in points[sample.to(points.device)]:
+        alike = points
+        for column, value in enumerate(point):  # most others differ in the first columns
+            alike = alike[alike[:, column] == value]
+            if len(alike) <= max(1, k // 4):
+                break
+        else:
+            frequent += 1
+    if frequent < _SAMPLED // 4:
         return None
     return points.unique(dim=0, return_inverse=True)[1].cpu()
 
 
-class _Copies:
-    """Neighbours among points with many copies: near points, a few copies of each.
+class NeighborIndex:
+    """Points among which nearest neighbours are looked up, exactly.
 
     Args:
-        points: ``(r, q)``.
-        sites: Which are copies of each other, ``(r,)``.
-        positions: Of rows in an order that neighbours come before; None for any order.
+        points: In a metric where near points are correlated, ``(n, q)``, on any device.
+
+    Attributes:
+        is_tree: Whether they are looked up in a tree, else by distances to all points.
     """
 
-    def __init__(self, points: Tensor, sites: Tensor, positions: Tensor | None) -> None:
-        self._is_ordered, r = positions is not None, len(sites)
-        self._positions = torch.arange(r) if positions is None else positions
-        # Copies side by side, those of one point in their order.
-        self._keys, self._sorted = (sites * r + self._positions).sort()
-        self._counts = sites.bincount()
-        self._starts = self._counts.cumsum(0) - self._counts
-        self._sites = sites
-        firsts = self._sorted[self._starts]
-        self._index = NeighborIndex(points[firsts.to(points.device)])
-        self._points = points
+    def __init__(self, points: Tensor) -> None:
+        points = points.detach()
+        self._tree: Any = None
+        self.is_tree: bool = points.is_cpu and points.shape[-1] <= _MOST_DIMENSIONS_OF_A_TREE
+        if self.is_tree:
+            from scipy.spatial import KDTree
 
-    def neighbors(self, chosen: Tensor, k: int) -> Tensor:
-        """Places of k neighbours, ``(b, k)``, -1 where there are fewer."""
-        near = self._index.nearest(self._points[chosen.to(self._points.device)], k + 1)
-        own_site, r = self._sites[chosen].unsqueeze(-1), len(self._sites)
-        # Copies that come before a point are the first of theirs.
-        keys = near * r + self._positions[chosen].unsqueeze(-1)
-        before = torch.searchsorted(self._keys, keys) - self._starts[near]
-        rank = torch.where(near == own_site, before, r)
-        allowed = before if self._is_ordered else self._counts[near] - (near == own_site).long()
-        most = torch.full((len(chosen), 1), max(1, k // 8))
-        while True:  # too few points: more copies of each
-            taken = allowed.minimum(most)
-            short = (taken.sum(-1) < k) & (taken < allowed).any(-1)
-            if not bool(short.any()):
-                break
-            most[short] *= 2
-        copies = torch.arange(int(taken.max().clamp_min(1)))
-        is_taken = copies < taken.unsqueeze(-1)
-        # The point itself is passed over.
-        copies = copies + (copies >= rank.unsqueeze(-1)) * (not self._is_ordered)
-        rows = self._sorted[(self._starts[near].unsqueeze(-1) + copies).clamp_max(r - 1)]
-        rows, is_taken = rows.flatten(1), is_taken.flatten(1)
-        column = is_taken.cumsum(-1) - 1
-        kept = is_taken & (column < k)
-        result = torch.full((len(chosen), k), -1)
-        row = torch.arange(len(chosen)).unsqueeze(-1).expand_as(column)
-        result[row[kept], column[kept]] = rows[kept]
-        return result
+            # Balanced cells take long to find, and pay where points are not spread evenly.
+            options: Any = {"leafsize": 32, "balanced_tree": False, "compact_nodes": False}
+            self._tree = KDTree(points.numpy(), **options)
+            points = torch.from_numpy(self._tree.data)
+        # From the centre products lose fewest digits of distances.
+        self._points, self._center = points, points.mean(0)
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """Points at some places."""
+        return self._points[index.to(self._points.device)]
+
+    def nearest(self, points: Tensor, k: int, before: Tensor | None = None) -> Tensor:
+        """Places of the k points nearest to others, nearest first.
+
+        Args:
+            points: In the same metric, ``(m, q)``.
+            k: Number of neighbours.
+            before: Only places below these are looked at, ``(m,)``.
+
+        Returns:
+            ``(m, min(k, n))``, on the CPU; -1 where there are fewer.
+        """
+        k, points = min(k, len(self)), points.detach().to(self._points.dtype)
+        if self._tree is not None and before is None:
+            workers = torch.get_num_threads()
+            near = self._tree.query(points.numpy(), k=[*range(1, k + 1)], workers=workers)[1]
+            return torch.from_numpy(near)
+        kind = "cpu" if points.is_cpu else "other"
+        coordinates = k * _GROUP * points.shape[-1]
+        size = max(1, min(_AT_ONCE[kind][0], _CANDIDATES_AT_ONCE[kind] // coordinates))
+        limits = None if before is None else before.to(points.device).split(size)
+        chunks = [
+            self._nearest(chunk, k, None if limits is None else limits[number])
+            for number, chunk in enumerate(points.split(size))
+        ]
+        return torch.cat(chunks).cpu()
+
+    def _nearest(self, points: Tensor, k: int, before: Tensor | None) -> Tensor:
+        """By distances to all points.
+
+        A group of points that has one of the k nearest is among the k groups whose nearest points
+        are nearest, so that only points of these are sorted.
+        """
+        last = len(self) if before is None else max(1, int(before.max()))
+        most = _AT_ONCE["cpu" if points.is_cpu else "other"][1] // len(points)
+        size = max(_GROUP, most // _GROUP * _GROUP)
+        places = torch.arange(last, device=points.device)
+        minima, asked = [], points - self._center
+        for start in range(0, last, size):
+            stop = min(start + size, last)
+            block = self._points[start:stop] - self._center
+            # The norm of the point itself is the same for all of its neighbours.
+            distances = torch.addmm(block.square().sum(-1), asked, block.mT, alpha=-2.0)
+            if before is not None:
+                later = places[start:stop] >= before.unsqueeze(-1)
+                distances.masked_fill_(later, torch.inf)
+            if (stop - start) % _GROUP:
+                padding = 0, (start - stop) % _GROUP
+                distances = torch.nn.functional.pad(distances, padding, value=torch.inf)
+            minima.append(distances.unflatten(-1, (-1, _GROUP)).amin(-1))
+        nearest = torch.cat(minima, -1)
+        groups = nearest.topk(min(k, nearest.shape[-1]), largest=False).indices
+        members = torch.arange(_GROUP, device=points.device)
+        candidates = (groups.unsqueeze(-1) * _GROUP + members).flatten(1)
+        differences = self._points[candidates.clamp_max(last - 1)] - points.unsqueeze(-2)
+        limit = last if before is None else before.unsqueeze(-1)
+        lengths = differences.square_().sum(-1).masked_fill_(candidates >= limit, torch.inf)
+        lengths, order = lengths.topk(min(k, lengths.shape[-1]), largest=False)
+        near = candidates.gather(-1, order).masked_fill_(lengths == torch.inf, -1)
+        return torch.nn.functional.pad(near, (0, k - near.shape[-1]), value=-1)

@@ -1,7 +1,8 @@
 """Densities and predictions of points given their nearest neighbours.
 
 Each point is a small Gaussian of its own, and all of a batch are evaluated together: covariances
-``(b, k + 1, k + 1)`` of the neighbours and the point, in double precision.
+``(b, k + 1, k + 1)`` of the neighbours and the point, in double precision. A model is asked for the
+rows that take part alone, and in chunks for all rows in the metric of its kernel.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator, LinearOperator
@@ -26,8 +28,9 @@ from gpclml.inference.observations import (
     Road,
     closed_form_of,
     metric_points,
+    training_observations,
 )
-from gpclml.inference.posterior import JointPrior, posterior_settings
+from gpclml.inference.posterior import posterior_settings
 from gpclml.inference.units import PosteriorNormal, above_rounding
 from gpclml.linalg import DenseCovariance, GramCovariance
 
@@ -36,9 +39,11 @@ __all__ = [
     "mean_log_density",
     "neighbors_road",
     "posterior_given_neighbors",
+    "training_metric",
 ]
 
-_ENTRIES_AT_ONCE = {"cpu": 1 << 23, "other": 1 << 28}  # of covariances of neighbours
+_LOOKED_UP_AT_ONCE = 2048  # new points
+_ENTRIES_AT_ONCE = {"cpu": 1 << 20, "other": 1 << 28}  # of covariances of neighbours
 
 
 def mean_log_density(
@@ -70,82 +75,112 @@ def conditional_log_densities(
         factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
         checked: See :func:`gpclml.linalg.safe_cholesky`.
     """
-    given = cast(Tensor, split.conditioned_on)
-    device, index = data.residual.device, torch.cat([given, split.held_out[0]], -1)
-    absent = index < 0
-    index = index.clamp_min(0)
-    # Indices are on the CPU, where a GPU is not waited for.
-    is_complete = data.missing is None and not bool(absent.any())
-    absent = absent.to(device)
+    rows, split = split.restricted()
+    data = data._select(rows)
+    # A network sees each point once, however many are its neighbours.
+    kernel, noise, device = _Kernel(data.latent), _noise(data), data.residual.device
+    index = torch.cat([cast(Tensor, split.conditioned_on), split.held_out[0]], -1)
+    absent, index = (index < 0).to(device), index.clamp_min(0).to(device)
+    # Rows are on the CPU, where a GPU is not waited for.
+    is_complete = data.missing is None and bool((cast(Tensor, split.conditioned_on) >= 0).all())
     if data.missing is not None:
-        absent = absent | data.missing[index.to(device)]
-    covariance = _covariance(data, index, None if is_complete else absent)
+        absent = absent | data.missing[index]
+    noise = noise[index] if isinstance(noise, Tensor) else noise
+    covariance = kernel.covariance(kernel.points[index], noise)
+    if not is_complete:  # absent ones are standard normals, independent of all others
+        matrix = covariance.to_dense()
+        matrix = matrix.masked_fill(absent.unsqueeze(-1) | absent.unsqueeze(-2), 0.0)
+        covariance = DenseCovariance(matrix + torch.diag_embed(absent.to(matrix)))
     covariance = covariance.factored_in(factor_dtype, checked=checked)
-    residual = data.residual[index.to(device)].masked_fill(absent, 0.0)
+    residual = data.residual[index].masked_fill(absent, 0.0)
     last = torch.tensor([[index.shape[-1] - 1]])
     return covariance.held_out_log_density(residual, [last])
 
 
-def _covariance(data: Observations, index: Tensor, absent: Tensor | None) -> DenseCovariance:
-    """Of the targets at each row of an index, ``(b, k, k)``; absent ones are standard normals."""
-    lazy = _lazy_kernel(data.latent)
-    gram, x = closed_form_of(lazy, dense=True), cast(Tensor, lazy.x1)
-    noise = _noise_at(data, index.to(x.device))
-    if isinstance(gram, Gram):
-        if gram.has_features:  # a network sees each point once, however many are its neighbours
-            rows, index = index.unique(return_inverse=True)
-            gram, x = gram.on_features(x.index_select(-2, rows.to(x.device)))
-        shape = torch.Size((*index.shape, index.shape[-1]))
-        covariance = GramCovariance(gram, x[index.to(x.device)], noise, shape)
-        if absent is None:
-            return covariance
-        matrix = covariance.matrix
-    else:
-        variances = noise if isinstance(noise, Tensor) else cast(Any, noise).noise
-        points = x[index.to(x.device)]
-        matrix = _matrix(lazy, points, points)
-        identity = torch.eye(index.shape[-1], dtype=matrix.dtype, device=matrix.device)
-        matrix = torch.addcmul(matrix, variances.unsqueeze(-1), identity)
-        if absent is None:
-            return DenseCovariance(matrix)
-    matrix = matrix.masked_fill(absent.unsqueeze(-1) | absent.unsqueeze(-2), 0.0)
-    return DenseCovariance(matrix + torch.diag_embed(absent.to(matrix)))
-
-
-def neighbors_road(data: Observations, split: Split) -> Road:
-    """How densities given neighbours are computed, and why not by a faster way."""
-    gram = closed_form_of(_lazy_kernel(data.latent), dense=True)
-    size = cast(Tensor, split.conditioned_on).shape[-1] + 1
-    how = f"Cholesky factors of {size} points each"
+def neighbors_road(data: Observations, size: int) -> Road:
+    """How densities of so many points together are computed, and why not by a faster way."""
+    gram, how = closed_form_of(data.latent, dense=True), f"Cholesky factors of {size} points each"
     if isinstance(gram, Gram):
         return Road(f"closed form, {how}")
     return Road(f"GPyTorch's kernel, {how}", gram.text)
 
 
-def _lazy_kernel(latent: LinearOperator) -> LazyEvaluatedKernelTensor:
-    if isinstance(latent, LazyEvaluatedKernelTensor):
-        return latent
-    got, expected = type(latent).__name__, "a model with one kernel of all of its points"
-    raise UnsupportedError("conditioning", f"NearestNeighbors for {got}", expected)
-
-
-def _noise_at(data: Observations, index: Tensor) -> Tensor | torch.nn.Module:
-    """Variances of the noise at each row of an index, or the module that has one for all."""
+def _noise(data: Observations) -> Tensor | torch.nn.Module:
+    """Variances of the noise, ``(n,)``, or the module that has one for all."""
     noise = data.independent_noise
     if noise is None or data.num_tasks > 1:
         expected = "a model with one target for each row and independent noise"
         raise UnsupportedError("conditioning", "NearestNeighbors", expected)
-    return noise.expand(data.residual.shape)[index] if isinstance(noise, Tensor) else noise
+    return noise.expand(data.residual.shape) if isinstance(noise, Tensor) else noise
 
 
-def _matrix(lazy: LazyEvaluatedKernelTensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The matrix of points by GPyTorch's kernel."""
-    with torch.set_grad_enabled(lazy._is_grad_enabled and torch.is_grad_enabled()):
-        kernel = LazyEvaluatedKernelTensor(
-            rows, columns, kernel=lazy.kernel, last_dim_is_batch=lazy.last_dim_is_batch,
-            **lazy.params,
-        )  # fmt: skip
-        return kernel.to_dense()
+class _Kernel:
+    """A kernel that was called, in closed form or not; features of its points are computed once.
+
+    Attributes:
+        points: What it is called on: inputs, or features and inputs, ``(n, q)``.
+    """
+
+    def __init__(self, latent: LinearOperator) -> None:
+        if not isinstance(latent, LazyEvaluatedKernelTensor):
+            got, expected = type(latent).__name__, "a model with one kernel of all of its points"
+            raise UnsupportedError("conditioning", f"NearestNeighbors for {got}", expected)
+        self._lazy, self._gram = latent, closed_form_of(latent, dense=True)
+        self.points: Tensor = cast(Tensor, latent.x1)
+        self.has_features: bool = isinstance(self._gram, Gram) and self._gram.has_features
+        if isinstance(self._gram, Gram):
+            self._gram, self.points = self._gram.on_features(self.points)
+
+    def metric(self) -> Tensor:
+        """Points whose distances say how near the kernel finds them, ``(n, q)``."""
+        gram = self._gram
+        return gram.metric(self.points) if isinstance(gram, Gram) else metric_points(self._lazy)
+
+    def matrix(self, rows: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Its matrix at any points, ``(*batch, n, m)``."""
+        if isinstance(self._gram, Gram):
+            return self._gram(rows, columns).value
+        lazy, columns = self._lazy, rows if columns is None else columns
+        with torch.set_grad_enabled(lazy._is_grad_enabled and torch.is_grad_enabled()):
+            kernel = LazyEvaluatedKernelTensor(
+                rows, columns, kernel=lazy.kernel, last_dim_is_batch=lazy.last_dim_is_batch,
+                **lazy.params,
+            )  # fmt: skip
+            return kernel.to_dense()
+
+    def covariance(self, points: Tensor, noise: Tensor | torch.nn.Module) -> DenseCovariance:
+        """That of observations at sets of points, ``(b, k, q)``."""
+        if isinstance(self._gram, Gram):
+            shape = torch.Size((*points.shape[:-1], points.shape[-2]))
+            return GramCovariance(self._gram, points, noise, shape)
+        variances = noise if isinstance(noise, Tensor) else cast(Any, noise).noise
+        matrix = self.matrix(points)
+        identity = torch.eye(points.shape[-2], dtype=matrix.dtype, device=matrix.device)
+        return DenseCovariance(torch.addcmul(matrix, variances.unsqueeze(-1), identity))
+
+
+def _prior(model: ExactGP, x: Tensor) -> tuple[Tensor, _Kernel]:
+    """Prior mean and kernel at some points."""
+    prior = cast(MultivariateNormal, cast(Any, model).forward(x))
+    return prior.mean, _Kernel(cast(LinearOperator, prior.lazy_covariance_matrix))
+
+
+@torch.no_grad()
+def training_metric(model: ExactGP, rows: Tensor | None = None, inside: bool = False) -> Tensor:
+    """Training points in the metric of the model's kernel, ``(n, q)``; of all rows if None.
+
+    They are computed in chunks. With ``inside`` they are what the kernel within features is
+    called on.
+    """
+    x = cast(tuple[Tensor, ...], model.train_inputs)[0]
+    n, result = len(x) if rows is None else len(rows), x
+    for start in range(0, n, POINTS_AT_ONCE):
+        chunk = slice(start, start + POINTS_AT_ONCE)
+        _, kernel = _prior(model, x[chunk] if rows is None else x[rows[chunk].to(x.device)])
+        points = kernel.points if inside else kernel.metric()
+        result = points.new_empty(n, points.shape[-1]) if start == 0 else result
+        result[chunk] = points
+    return result
 
 
 @posterior_settings()
@@ -166,46 +201,47 @@ def posterior_given_neighbors(
     Returns:
         In training units, with a diagonal covariance.
     """
-    prior = JointPrior(model, x)
-    data, n = prior.training_data(model), prior.num_train
-    lazy = _lazy_kernel(prior.operator)
-    gram, points = closed_form_of(lazy, dense=True), cast(Tensor, lazy.x1)
-    if isinstance(gram, Gram):
-        inside = [gram.on_features(chunk) for chunk in points.split(POINTS_AT_ONCE, -2)]
-        gram, points = inside[0][0], torch.cat([chunk for _, chunk in inside], -2)
-    metric = gram.metric(points) if isinstance(gram, Gram) else metric_points(lazy)
-    seen = points.new_ones(n, dtype=torch.bool) if data.missing is None else ~data.missing
-    rows = seen.nonzero().squeeze(-1)
-    noise = _noise_at(data, rows)
+    data, train_x = training_observations(model), cast(Any, model.train_inputs)[0]
+    noise, residual, rows = _noise(data), data.residual, None
     noise = cast(Any, noise).noise if isinstance(noise, torch.nn.Module) else noise
-    noise, residual = noise.expand(len(rows)).double(), data.residual[rows].double()
-    sites = find_copies(points[rows], neighbors)
+    noise = noise.expand(residual.shape)
+    if data.missing is not None:
+        rows = (~data.missing).nonzero().squeeze(-1)
+        noise, residual = noise[rows], residual[rows]
+    del data  # and the inputs that the kernel was called on
+    inside = None
+    if _prior(model, train_x[:1])[1].has_features:
+        inside = training_metric(model, inside=True)
+    metric = training_metric(model, rows)
+    sites = find_copies(metric, neighbors)
     if sites is not None:  # all that copies of a point say is their mean
         sites = sites.to(x.device)
-        total = noise.new_zeros(int(sites.max()) + 1)
-        precision = total.index_add(0, sites, 1 / noise)
-        residual = total.index_add(0, sites, residual / noise) / precision
-        rows, noise = total.long().index_copy(0, sites, rows), 1 / precision
-    index = NeighborIndex(metric[rows])
-    neighbors = min(neighbors, index.num_rows)
+        total = torch.zeros(int(sites.max()) + 1, dtype=torch.float64, device=x.device)
+        precision = total.index_add(0, sites, 1 / noise.double())
+        residual = total.index_add(0, sites, residual.double() / noise) / precision
+        noise, places = 1 / precision, torch.arange(len(sites), device=x.device)
+        places = total.long().index_copy(0, sites, places)
+        rows, metric = places if rows is None else rows[places], metric[places]
+    index = NeighborIndex(metric)
+    del metric
+    neighbors = min(neighbors, len(index))
     size = max(1, _ENTRIES_AT_ONCE["cpu" if x.is_cpu else "other"] // neighbors**2)
-    identity = torch.eye(neighbors, dtype=torch.float64, device=x.device)
-
-    def kernel(rows: Tensor, columns: Tensor | None = None) -> Tensor:
-        if isinstance(gram, Gram):
-            return gram(rows, columns).value
-        return _matrix(lazy, rows, rows if columns is None else columns).double()
-
-    means, variances = [], []
-    starts = range(n, len(metric), size)
-    for start in environment.progress_bar(starts, progress=progress, desc="predict", leave=False):
-        new = slice(start, start + size)
-        near = index.nearest(metric[new], neighbors).to(x.device)
-        given, asked = points[rows[near]].double(), points[new].double().unsqueeze(-2)
-        matrix = torch.addcmul(kernel(given), noise[near].unsqueeze(-1), identity)
-        block = DenseCovariance(matrix).predictor(residual[near]).given(kernel(given, asked))
-        variance = kernel(asked).flatten()
-        means.append(block.shift.flatten())
-        variances.append(above_rounding(variance - block.reduction.flatten(), variance))
-    mean = prior.mean + torch.cat(means).to(x)
+    means, shifts, variances = [], [], []
+    chunks = environment.progress_bar(
+        x.split(_LOOKED_UP_AT_ONCE), progress=progress, desc="predict", leave=False
+    )
+    for chunk in chunks:
+        mean, kernel = _prior(model, chunk)
+        means.append(mean)
+        places = index.nearest(kernel.metric(), neighbors).to(x.device)
+        for near, new in zip(places.split(size), kernel.points.split(size), strict=True):
+            used = (near if rows is None else rows[near]).flatten()
+            given = _prior(model, train_x[used])[1].points if inside is None else inside[used]
+            given, asked = given.double().unflatten(0, near.shape), new.double().unsqueeze(-2)
+            block = kernel.covariance(given, noise[near]).predictor(residual[near].double())
+            block = block.given(kernel.matrix(given, asked).double())
+            variance = kernel.matrix(asked).double().flatten()
+            shifts.append(block.shift.flatten())
+            variances.append(above_rounding(variance - block.reduction.flatten(), variance))
+    mean = torch.cat(means) + torch.cat(shifts).to(x)
     return PosteriorNormal(mean, DiagLinearOperator(torch.cat(variances).to(x)))

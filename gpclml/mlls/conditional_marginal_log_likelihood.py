@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self, cast
 
 import gpytorch
@@ -28,12 +30,13 @@ from gpclml.conditioning import (
     Split,
 )
 from gpclml.errors import NonFiniteError, UnsupportedError
-from gpclml.inference.neighbours import mean_log_density, neighbors_road
+from gpclml.inference.neighbours import mean_log_density, neighbors_road, training_metric
 from gpclml.inference.observations import (
     Observations,
     Road,
     Solver,
     check_targets,
+    missing_targets,
     observations,
     training_observations,
 )
@@ -198,22 +201,40 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         restricted to them, at a cost that does not depend on their number but where neighbours are
         looked up in a new metric.
         """
+        return self._objective_of_few(self._drawn_neighbors(self._generator))
+
+    def fixed_objective(self) -> Tensor:
+        """The same at points that stay fixed, drawn by the seed in the metric of the first call."""
+        if self._fixed_neighbors is None:
+            cast(NearestNeighbors, self.conditioning).look_again()
+            self._fixed_neighbors = self._drawn_neighbors(seeded(self.seed))
+        return self._objective_of_few(self._fixed_neighbors)
+
+    def _drawn_neighbors(self, generator: torch.Generator) -> Split:
         model, conditioning = cast(ExactGP, self.model), cast(NearestNeighbors, self.conditioning)
-        inputs = cast(tuple[Tensor, ...], tuple(model.train_inputs or ()))
-        targets = cast(Tensor, model.train_targets)
-        observed = points = None
+        targets, transform = cast(Tensor, model.train_targets), _input_transform(model)
+        observed = metric = None
         if conditioning.needs_points:
-            with torch.no_grad():
-                data = training_observations(model, self.likelihood)
-                points = data.metric()
-                observed = None if data.missing is None else ~data.missing
-        split = conditioning.split(targets.shape[-1], self._generator, observed, points)
+            if getattr(transform, "learn_coefficients", False):  # from all rows
+                transform(cast(Any, model.train_inputs)[0])
+            missing = missing_targets(targets)
+            observed = None if missing is None else ~missing
+            metric = partial(training_metric, model)
+        with _without_learning(transform):
+            return conditioning.split(len(targets), generator, observed, metric)
+
+    def _objective_of_few(self, split: Split) -> Tensor:
+        """The objective of the rows of a split, for which alone the model is asked."""
+        model, targets = cast(ExactGP, self.model), cast(Tensor, self.model.train_targets)
         rows, local = split.restricted()
         rows = rows.to(targets.device)
-        prior = model.forward(*(x.index_select(-2, rows) for x in inputs))
-        data = observations(self.likelihood, cast(Any, prior), targets[rows])
+        with _without_learning(_input_transform(model)):
+            inputs = (x.index_select(-2, rows) for x in cast(Any, model.train_inputs))
+            prior = cast(Any, model).forward(*inputs)
+        data = observations(self.likelihood, prior, targets[rows])
         value = mean_log_density(data, local, self.factor_dtype)
-        return plus_priors(value, model, conditioning.num_rows, data.params)
+        num_rows = cast(NearestNeighbors, self.conditioning).num_rows
+        return plus_priors(value, model, num_rows, data.params)
 
     def compute_custom_loss(self, **kwargs: Any) -> Tensor:
         """What a line search minimizes: the negative objective at held-out points that stay fixed.
@@ -251,8 +272,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         if isinstance(self.conditioning, NearestNeighbors):
             # A search needs one function: neighbours stay those of the metric at its start.
             if self._fixed_neighbors is None:
-                drawn = data.split(copy.deepcopy(self.conditioning), seeded(self.seed))
-                self._fixed_neighbors = drawn
+                self.conditioning.look_again()
+                self._fixed_neighbors = data.split(self.conditioning, seeded(self.seed))
             return self._fixed_neighbors
         return data.split(self.conditioning or KFold(10), seeded(self.seed))
 
@@ -277,9 +298,10 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         check_train_mode(model)
         with torch.no_grad():
             data = training_observations(model, self.likelihood)
+            if isinstance(self.conditioning, NearestNeighbors):
+                size = min(self.conditioning.k + 1, int(data.num_observed()))
+                return neighbors_road(data, size)
             split = data.split(copy.deepcopy(self.conditioning or _DEFAULT), seeded(self.seed))
-            if split.has_neighbors:
-                return neighbors_road(data, split)
             observed, blocks = data.at(split)
             return observed.road(self.solver, blocks)
 
@@ -361,6 +383,23 @@ class LeaveOneOutPseudoLikelihood(ConditionalMarginalLogLikelihood):
     @checked
     def __init__(self, likelihood: Likelihood, model: ExactGP) -> None:
         super().__init__(likelihood, model, LeaveOneOut())
+
+
+def _input_transform(model: ExactGP) -> Any:
+    return getattr(model, "input_transform", None)
+
+
+@contextmanager
+def _without_learning(transform: Any) -> Iterator[None]:
+    """Within the block BoTorch's transform of inputs keeps bounds that it learns from all rows."""
+    learns = getattr(transform, "learn_coefficients", False)
+    try:
+        if learns:
+            transform.learn_coefficients = False
+        yield
+    finally:
+        if learns:
+            transform.learn_coefficients = True
 
 
 def member_objectives(

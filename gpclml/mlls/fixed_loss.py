@@ -72,16 +72,19 @@ def training_loss(mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
 def _takes_few_rows(mll: ConditionalMarginalLogLikelihood) -> bool:
     """Whether a step asks a model for the points drawn and their neighbours alone.
 
-    The prior of a known kernel and mean at some points is that at all points, restricted to them.
+    The prior of a known kernel and mean at some points is that at all points, restricted to them,
+    where inputs are transformed row by row.
     """
-    model = mll.model
+    model = cast(ExactGP, mll.model)
     return (
         isinstance(mll.conditioning, NearestNeighbors)
-        and isinstance(model, GPRegression)
         and model.training
+        and cast(Tensor, model.train_targets).ndim == 1
+        and (known := _input_transform(model)) is not None
+        and known[1]
         and mll.likelihood is model.likelihood
         and has_one_noise(mll.likelihood)
-        and isinstance(closed_form(model.covar_module), Gram)
+        and isinstance(closed_form(cast(Any, model).covar_module), Gram)
     )
 
 
@@ -94,6 +97,8 @@ def fixed_loss(mll: MarginalLogLikelihood) -> Tensor:
         return torch.stack([fixed_loss(member) for member in cast(Any, mll.mlls)]).mean()
     # A subclass may have a loss of its own, which is taken as it is.
     custom: Callable[[], Tensor] | None = getattr(mll, "compute_custom_loss", None)
+    if type(mll) is ConditionalMarginalLogLikelihood and _takes_few_rows(mll):
+        return -mll.fixed_objective()
     if isinstance(mll, ConditionalMarginalLogLikelihood):
         ours = ConditionalMarginalLogLikelihood.compute_custom_loss
         if type(mll).compute_custom_loss is ours:
@@ -202,11 +207,11 @@ class FixedLoss:
         elif type(mll) not in _KNOWN:
             return f"{type(mll).__name__} is an objective of its own"
         self._mll, self._model = cast(ConditionalMarginalLogLikelihood, mll), model
+        if isinstance(self._mll.conditioning, NearestNeighbors):
+            return _NEIGHBORS
         with torch.no_grad():
             data = training_observations(model, mll.likelihood)
             self._split = self._mll._fixed_split(data)
-            if self._split.has_neighbors:
-                return _NEIGHBORS
             observed, self._blocks = data.at(self._split)
             if is_upstream and (observed.missing is not None or observed.places is not None):
                 return "targets are missing"
@@ -453,27 +458,32 @@ def _known_prior(model: ExactGP, likelihood: Any, places: Tensor | None) -> _Kno
     return _KnownPrior(torch.nn.ModuleList((kernel, mean, noise)), inputs, targets, batch)
 
 
-def _inputs(model: ExactGP, places: Tensor | None) -> Tensor | Callable[[], Tensor] | None:
-    """What mean and kernel are called on, for classes of which that is known; fixed if a tensor."""
+def _input_transform(model: ExactGP) -> tuple[Callable[[Tensor], Tensor], bool] | None:
+    """What maps inputs to those of mean and kernel, where that is known, and if it is fixed."""
     given, *others = cast(tuple[Tensor, ...], model.train_inputs)
     kind, botorch = cast(Any, type(model)), sys.modules.get("botorch.models")
     if others or not given.is_floating_point() or kind.__call__ is not ExactGP.__call__:
         return None
     if kind.forward is GPRegression.forward:
-        transform, is_fixed = cast(GPRegression, model).input_standardizer.transform, True
-    elif (
+        return cast(GPRegression, model).input_standardizer.transform, True
+    if (
         botorch is not None
         and kind.forward is botorch.SingleTaskGP.forward
         and kind.transform_inputs is botorch.SingleTaskGP.transform_inputs
     ):
-        transform, units = (
-            cast(Any, model).transform_inputs,
-            getattr(model, "input_transform", None),
-        )
+        units = getattr(model, "input_transform", None)
         is_normalized = type(units) is botorch.transforms.Normalize
         is_fixed = units is None or (is_normalized and not list(units.parameters()))
-    else:
+        return cast(Any, model).transform_inputs, is_fixed
+    return None
+
+
+def _inputs(model: ExactGP, places: Tensor | None) -> Tensor | Callable[[], Tensor] | None:
+    """What mean and kernel are called on, for classes of which that is known; fixed if a tensor."""
+    known = _input_transform(model)
+    if known is None:
         return None
+    given, (transform, is_fixed) = cast(Any, model.train_inputs)[0], known
 
     def inputs() -> Tensor:
         x = transform(given)

@@ -90,16 +90,17 @@ def test_points_of_a_batch_and_none_are_refused():
 
 
 def test_other_points_are_near_theirs():
-    index = NeighborIndex(torch.tensor([[0.0], [1.0], [5.0]]), rows=torch.tensor([0, 2]))
-    assert index.nearest(torch.tensor([[1.1], [9.0]]), 1).tolist() == [[0], [2]]
+    index = NeighborIndex(torch.tensor([[0.0], [1.0], [5.0]]))
+    assert index.nearest(torch.tensor([[1.1], [9.0]]), 2).tolist() == [[1, 0], [2, 1]]
 
 
 @pytest.mark.parametrize("d", [2, 20])
 def test_points_far_from_the_origin_have_the_same_neighbours(d):
     points = torch.rand(200, d, generator=torch.Generator().manual_seed(0)).round(decimals=3)
-    near = NeighborIndex(points).neighbors(torch.arange(200), 5)
-    far = NeighborIndex(points.double() + 4096.0).neighbors(torch.arange(200), 5)
-    single = NeighborIndex(points + 4096.0).neighbors(torch.arange(200), 5)
+    near, far, single = (
+        NeighborIndex(values).nearest(values, 6)
+        for values in (points, points.double() + 4096.0, points + 4096.0)
+    )
     assert torch.equal(near, far)
     # In float32 points keep four digits there, in which some distances are equal.
     assert (single == near).float().mean() > 0.9

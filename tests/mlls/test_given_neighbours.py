@@ -6,6 +6,7 @@ import gpytorch
 import pytest
 import torch
 from botorch.models import SingleTaskGP
+from botorch.models.transforms import Normalize
 
 from gpclml import ConditionalMarginalLogLikelihood, LastPoints, LeaveOneOut, fit_mll
 from gpclml.conditioning import NearestNeighbors, Split
@@ -14,6 +15,7 @@ from gpclml.inference.neighbours import conditional_log_densities
 from gpclml.inference.observations import training_observations
 from gpclml.mlls.fixed_loss import fresh_loss
 from gpclml.models import GPRegression
+from gpclml.models.botorch import DeepKernelGP
 
 
 class OwnKernel(gpytorch.kernels.RBFKernel):
@@ -244,6 +246,34 @@ def test_a_fit_draws_what_the_objective_draws(name):
             ]
             for ours, reference in zip(*gradients, strict=True):
                 torch.testing.assert_close(ours, reference, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kernel", [None, "deep", "deep_bottleneck", "deep_joint"])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_step_of_botorch_models_takes_few_rows_of_the_full_objective(kernel, normalized):
+    x, y = data(300)
+    rows, x = [], 5 * x + 2 if normalized else x
+    transform = Normalize(3) if normalized else None
+    if kernel is None:
+        model = SingleTaskGP(x, y.unsqueeze(-1), input_transform=transform)
+    else:
+        model = DeepKernelGP(x, y.unsqueeze(-1), kernel=kernel, input_transform=transform)
+    forward = model.forward
+    model.forward = lambda x: rows.append(len(x)) or forward(x)
+    strategy = NearestNeighbors(k=5, batch=10, refresh=3)
+    losses, sizes = [], []
+    for evaluate in (fresh_loss, lambda mll: -mll(mll.model(x), mll.model.train_targets)):
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy).train()
+        losses.append(torch.stack([evaluate(mll) for _ in range(5)]))
+        sizes.append(sorted(rows))
+        rows.clear()
+    assert sizes[0][-2] <= 60 < sizes[0][-1] == 300  # all rows only where neighbours are looked up
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=1e-12)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for ours, reference in zip(
+        *(torch.autograd.grad(loss.sum(), trained) for loss in losses), strict=True
+    ):
+        torch.testing.assert_close(ours, reference, rtol=1e-9, atol=1e-9)
 
 
 def copied(sites: int, copies: int) -> tuple[torch.Tensor, torch.Tensor]:
