@@ -46,7 +46,6 @@ __all__ = [
     "FixedLoss",
     "fixed_loss",
     "fresh_loss",
-    "has_shared_parameters",
     "scores_first_points",
     "training_loss",
 ]
@@ -111,18 +110,6 @@ def scores_first_points(mll: MarginalLogLikelihood) -> bool:
     if isinstance(mll, ConditionalMarginalLogLikelihood):
         return mll.scores_first_points
     return not isinstance(mll, gpytorch.mlls.LeaveOneOutPseudoLikelihood)
-
-
-def has_shared_parameters(model: torch.nn.Module, batch_shape: torch.Size) -> bool:
-    """Whether members of a batch share a trainable parameter; those of networks count as shared."""
-    for module in model.modules():
-        # A weight of a network may have the batch's size by chance.
-        is_network = not isinstance(module, gpytorch.Module)
-        for parameter in module.parameters(recurse=False):
-            is_shared = is_network or parameter.shape[: len(batch_shape)] != batch_shape
-            if parameter.requires_grad and is_shared:
-                return True
-    return False
 
 
 _KNOWN = (

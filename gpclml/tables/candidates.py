@@ -27,6 +27,7 @@ from gpclml._utils.environment import progress_bar
 from gpclml.conditioning import LastPoints, NearestNeighbors
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.fit import FitWarning, fit_mll, fit_networks
+from gpclml.inference.neighbours import count_neighbors
 from gpclml.kernels import FeatureKernel, PolynomialFeatures
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression, find_networks
@@ -51,7 +52,6 @@ _LINEAR_START = 0.1  # variance of a standardized input's slope, beside a fitted
 _NETWORK_STEPS = 300
 
 # Of candidates that are trained given neighbours.
-_NEIGHBORS = 256  # that a prediction is conditioned on
 _MANY_STEPS, _MANY_NETWORK_STEPS = 300, 1500
 _RATE, _NETWORK_RATE, _FINAL_RATE = 0.1, 2e-3, 1e-3
 _WIDTHS = (256, 256)
@@ -351,12 +351,13 @@ def _fit_given_neighbors(
         )  # fmt: skip
     whole.load_state_dict(model.state_dict())
     seconds = time.perf_counter() - start
+    neighbors = count_neighbors(model, "auto", options.seed)
     with torch.no_grad():
-        normal = model.predict(x[held_out], neighbors=_NEIGHBORS)
+        normal = model.predict(x[held_out], neighbors=neighbors)
         predicted = normal.mean, normal.stddev
     calibrated = calibrate(predicted, y[held_out], fitted=options.calibrated)
     return Component(
-        name, whole.eval(), 0.0, *calibrated, fit.message, seconds, neighbors=_NEIGHBORS
+        name, whole.eval(), 0.0, *calibrated, fit.message, seconds, neighbors=neighbors
     )
 
 
