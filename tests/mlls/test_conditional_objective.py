@@ -9,7 +9,8 @@ import sys
 import gpytorch
 import pytest
 import torch
-from objective_cases import STRATEGIES, MultitaskModel, data, dense, gradients_of, make
+from exact_gps import MultitaskGP
+from objective_cases import STRATEGIES, data, dense, gradients_of, make
 
 import gpclml
 import reference
@@ -43,8 +44,8 @@ def test_value_and_gradient_match_the_definition(conditioning):
     value = mll(model(x), y)
     torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-10)
     pairs = zip(gradients_of(value, model), gradients_of(expected, model), strict=True)
-    for one, other in pairs:
-        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8)
+    for gradient, other in pairs:
+        torch.testing.assert_close(gradient, other, rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("conditioning", STRATEGIES, ids=repr)
@@ -57,10 +58,11 @@ def test_batch_is_a_stack_of_singles(conditioning):
     value = ConditionalMarginalLogLikelihood(likelihood, model, conditioning)(model(x), y)
     for index in torch.cartesian_prod(*map(torch.arange, batch)).reshape(-1, len(batch)):
         i = tuple(index.tolist())
-        one, one_likelihood = make(x[i], y[i], priors=True)
-        for single, many in zip(one.parameters(), model.parameters(), strict=True):
+        member, its_likelihood = make(x[i], y[i], priors=True)
+        for single, many in zip(member.parameters(), model.parameters(), strict=True):
             single.data.copy_(many.data[i])
-        alone = ConditionalMarginalLogLikelihood(one_likelihood, one, conditioning)(one(x[i]), y[i])
+        mll = ConditionalMarginalLogLikelihood(its_likelihood, member, conditioning)
+        alone = mll(member(x[i]), y[i])
         torch.testing.assert_close(value[i], alone)
 
 
@@ -94,8 +96,8 @@ def test_objectives_by_gpytorchs_names_are_gpytorchs(name, batch):
     assert ours.shape == torch.Size(batch)
     torch.testing.assert_close(ours, upstream, rtol=1e-9, atol=1e-9)
     pairs = zip(gradients_of(ours, model), gradients_of(upstream, model), strict=True)
-    for one, other in pairs:
-        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8)
+    for gradient, other in pairs:
+        torch.testing.assert_close(gradient, other, rtol=1e-7, atol=1e-8)
     ours, theirs = (list(inspect.signature(kind.__init__).parameters) for kind in kinds)
     assert ours == theirs
 
@@ -276,7 +278,7 @@ def test_multitask_holds_out_rows_with_all_their_tasks(interleaved):
     x, _ = data(n=7, d=1)
     y = torch.cat([torch.sin(5 * x), torch.cos(5 * x), x], dim=-1)
     likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(num_tasks=3).double()
-    model = MultitaskModel(x, y, likelihood).double()
+    model = MultitaskGP(x, y, likelihood).double()
     output = likelihood(model(x))
     K = output.lazy_covariance_matrix.to_dense()
     r = (y - output.mean).flatten()
@@ -286,7 +288,7 @@ def test_multitask_holds_out_rows_with_all_their_tasks(interleaved):
     if not interleaved:
         # Task noises differ by task: the same covariance in the other order.
         state = model.state_dict()
-        model = MultitaskModel(x, y, likelihood, interleaved=False).double()
+        model = MultitaskGP(x, y, likelihood, interleaved=False).double()
         model.load_state_dict(state)
     mll = ConditionalMarginalLogLikelihood(likelihood, model, HeldOut(rows))
     torch.testing.assert_close(mll(model(x), y), expected)
@@ -309,8 +311,8 @@ def test_missing_targets_leave_value_and_count(conditioning):
     mll = ConditionalMarginalLogLikelihood(likelihood, complete, conditioning)
     expected = mll(complete(x[keep]), y[keep])
     torch.testing.assert_close(value, expected)
-    for one, other in zip(gradients, gradients_of(expected, complete), strict=True):
-        torch.testing.assert_close(one, other)
+    for gradient, other in zip(gradients, gradients_of(expected, complete), strict=True):
+        torch.testing.assert_close(gradient, other)
 
 
 def test_missing_targets_of_one_batch_member_do_not_touch_the_others():
@@ -322,9 +324,9 @@ def test_missing_targets_of_one_batch_member_do_not_touch_the_others():
         value = mll(model(x), y)
     for i in range(2):
         keep = ~y[i].isnan()
-        one, one_likelihood = make(x[i][keep], y[i][keep], priors=True)
-        mll = ConditionalMarginalLogLikelihood(one_likelihood, one, LeaveOneOut())
-        torch.testing.assert_close(value[i], mll(one(x[i][keep]), y[i][keep]))
+        member, its_likelihood = make(x[i][keep], y[i][keep], priors=True)
+        mll = ConditionalMarginalLogLikelihood(its_likelihood, member, LeaveOneOut())
+        torch.testing.assert_close(value[i], mll(member(x[i][keep]), y[i][keep]))
 
 
 @pytest.mark.parametrize(("some", "noises"), [(1, True), (3, False)])
@@ -332,7 +334,7 @@ def test_missing_tasks_of_a_row(noises, some):
     x, _ = data(n=6, d=1)
     y = torch.cat([torch.sin(5 * x), torch.cos(5 * x)], dim=-1)
     likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(2, has_task_noise=noises).double()
-    model = MultitaskModel(x, y, likelihood).double()
+    model = MultitaskGP(x, y, likelihood).double()
     output = likelihood(model(x))
     K, r = output.lazy_covariance_matrix.to_dense(), (y - output.mean).flatten()
     y[2, 0] = y[5, 0] = y[5, 1] = float("nan")
@@ -340,7 +342,7 @@ def test_missing_tasks_of_a_row(noises, some):
     K, r = K[observed][:, observed], r[observed]
     # Row 2 keeps task 1 (flat 5, now at 4); row 5 is gone whole.
     rows = [[0, 2, 5], [1], [3, 4]][:some]
-    blocks = [torch.tensor(one) for one in ([0, 1, 4], [2, 3], [5, 6, 7, 8])][:some]
+    blocks = [torch.tensor(block) for block in ([0, 1, 4], [2, 3], [5, 6, 7, 8])][:some]
     expected = sum(reference.conditional_log_density(K, r, block) for block in blocks)
     expected = expected / sum(map(len, blocks))
     with gpytorch.settings.observation_nan_policy("mask"):
@@ -367,11 +369,11 @@ MIXED = {
 
 @pytest.mark.parametrize("case", MIXED)
 def test_what_is_mixed_is_named(case):
-    move, place, message = MIXED[case]
+    move, target_to, message = MIXED[case]
     x = torch.rand(30, 2, dtype=torch.float64)
     model = GPRegression(x, x.sum(-1)).train()
     move(model)
-    target = model.train_targets if place is None else model.train_targets.to(place)
+    target = model.train_targets if target_to is None else model.train_targets.to(target_to)
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, RandomHoldout(0.2))
     with pytest.raises(ArgumentError, match=message), gpytorch.settings.debug(False):
         mll(model(x), target)
