@@ -268,13 +268,3 @@ def test_bad_arguments():
             fit_batch(mlls, progress=False, **options)
     with pytest.raises(ArgumentError, match="device"):
         suggest_batch_size(10, "no device")
-
-
-def test_on_every_device(device):
-    together = [objective(seed, device=device) for seed in range(4)]
-    alone = [objective(seed) for seed in range(4)]
-    results = fit_batch(together, steps=5, progress=False)
-    lone = [fit_mll(mll, "adam", steps=5, progress=False) for mll in alone]
-    for mll, result, other in zip(together, results, lone, strict=True):
-        assert mll.likelihood.raw_noise.device.type == device.type
-        assert result.objective == pytest.approx(other.objective, rel=1e-6, abs=1e-6)

@@ -48,7 +48,7 @@ class OwnCall(SingleTaskGP):
         return gpytorch.distributions.MultivariateNormal(prior.mean + 1.0, prior.covariance_matrix)
 
 
-def with_priors():
+def prior_of_each_kind():
     kernel = ScaleKernel(
         MaternKernel(1.5, ard_num_dims=3, lengthscale_prior=GammaPrior(3.0, 6.0)),
         outputscale_prior=NormalPrior(1.0, 0.5),
@@ -135,7 +135,7 @@ MODELS = {
     "hooked": hooked,
     "frozen": frozen,
     "missing tasks": missing_tasks,
-    "priors": with_priors,
+    "priors": prior_of_each_kind,
     "prior of a square": prior_of_a_function,
     "prior of an exponential": lambda: prior_of_a_function(torch.exp),
 }

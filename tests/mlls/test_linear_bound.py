@@ -78,8 +78,8 @@ def test_value_is_its_definition(family, n, R, temperature):
     assert value_of(mll).item() == pytest.approx(expected.item(), abs=1e-10)
     best = LinearEvidenceLowerBound(model.likelihood, model, family)
     assert value_of(best) <= log_marginal_likelihood(model) / n + 1e-9
-    at_one = mll.at_temperature(1.0, model(*model.train_inputs), model.train_targets)
-    assert at_one.item() == pytest.approx(defined_value(model, q).item() / n, abs=1e-10)
+    untempered = mll.at_temperature(1.0, model(*model.train_inputs), model.train_targets)
+    assert untempered.item() == pytest.approx(defined_value(model, q).item() / n, abs=1e-10)
 
 
 @pytest.mark.parametrize(("n", "R"), SHAPES)
@@ -121,10 +121,10 @@ def test_missing_targets_are_left_out():
     missing = y.clone()
     missing[[2, 5]] = math.nan
     kept = ~missing.isnan()
-    whole, part = BayesianLinearModel(x, missing), BayesianLinearModel(x[kept], y[kept])
+    whole, observed = BayesianLinearModel(x, missing), BayesianLinearModel(x[kept], y[kept])
     values = []
     with gpytorch.settings.observation_nan_policy("mask"):
-        for model in (whole, part):
+        for model in (whole, observed):
             values.append(value_of(LinearEvidenceLowerBound(model.likelihood, model)).item())
     assert values[0] == pytest.approx(values[1], abs=1e-12)
     mll = LinearEvidenceLowerBound(whole.likelihood, whole)

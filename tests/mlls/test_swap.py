@@ -244,18 +244,6 @@ def test_task_indices_that_cannot_be_told_are_asked_for():
             mll.compute_custom_loss()
 
 
-# ---------------------------------------------------------------- what the guide says
-
-
-def test_missing_targets_count_in_gpytorchs_denominator_only():
-    x, y = data(40)
-    y[:10] = torch.nan
-    with MASK():
-        mll = objective(x, y, LastPoints(0))
-        theirs = ExactMarginalLogLikelihood(mll.likelihood, mll.model)
-        torch.testing.assert_close(step(mll), step(theirs) * 40 / 30)
-
-
 # ---------------------------------------------------------------- the process around a fit
 
 FIT = """
