@@ -90,7 +90,7 @@ def test_every_kernel_and_mean(options):
 
 
 def test_priors_and_missing_targets_count_as_alone():
-    def with_prior(seed):
+    def regularized(seed):
         mll = objective(seed, kernel="rbf", n=12)
         mll.model.likelihood.register_prior(
             "noise_prior", gpytorch.priors.GammaPrior(1.1, 5.0), "noise"
@@ -101,7 +101,7 @@ def test_priors_and_missing_targets_count_as_alone():
         return mll
 
     with gpytorch.settings.observation_nan_policy("mask"):
-        assert_as_alone([with_prior(seed) for seed in range(3)])
+        assert_as_alone([regularized(seed) for seed in range(3)])
 
 
 def test_limits_without_a_transform_are_kept():

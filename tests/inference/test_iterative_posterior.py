@@ -137,17 +137,6 @@ def test_the_bounds_hold_and_a_variance_is_never_too_small(kernel, rank):
         assert posterior.report.residual <= tolerance
 
 
-def test_chunks_of_points_do_not_matter(monkeypatch):
-    model, x = plain(missing=True), new_x()
-    whole = IterativePosterior(model, TIGHT)
-    chunked = IterativePosterior(model, TIGHT, points_at_once=4)
-    torch.testing.assert_close(chunked.mean(x), whole.mean(x))
-    torch.testing.assert_close(chunked.variance(x), whole.variance(x))
-    torch.testing.assert_close(chunked.covariance(x), whole.covariance(x))
-    monkeypatch.setattr("gpclml.inference.posterior._NUMBERS_AT_ONCE", 3 * N)
-    torch.testing.assert_close(whole.covariance(x), chunked.covariance(x))
-
-
 @pytest.mark.parametrize("observation_noise", [False, True])
 def test_samples_have_the_moments_of_the_posterior(observation_noise):
     model, x = plain(missing=True), new_x(5)

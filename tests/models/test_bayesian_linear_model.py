@@ -71,8 +71,8 @@ def test_the_larger_fourier_model_overtakes_near_297_points(fourier):
     generator = torch.Generator().manual_seed(0)
     orders = torch.stack([torch.randperm(500, generator=generator) for _ in range(200)])
     small, large = (learning_curve(fourier_model(fourier, 500, d), orders) for d in (3, 9))
-    by_order = (large - small).cumsum(-1)
-    mean, error = by_order.mean(0), by_order.std(0) / math.sqrt(len(orders))
+    differences = (large - small).cumsum(-1)
+    mean, error = differences.mean(0), differences.std(0) / math.sqrt(len(orders))
     assert mean[199] < -4 * error[199]
     assert abs(mean[296]) < 4 * error[296]
     assert mean[399] > 4 * error[399]

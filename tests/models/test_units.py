@@ -30,7 +30,7 @@ def data(dtype, scale=1.0, input_scale=1.0):
     return x[:20].to(dtype), y[:20].to(dtype), x[20:].to(dtype), y[20:].to(dtype)
 
 
-def with_parameters(model, noise=0.01):
+def fitted_model(model, noise=0.01):
     """Hyperparameters as they are after a fit, the same whatever the data."""
     model.likelihood.noise = noise
     model.covar_module.base_kernel.lengthscale = 0.7
@@ -64,12 +64,12 @@ def test_predictions_scale_with_the_targets(dtype, marginal, solver):
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         x, y, new_x, new_y = data(dtype)
-        model = with_parameters(GPRegression(x, y))
+        model = fitted_model(GPRegression(x, y))
         expected = numbers(model, new_x, new_y, 1.0, marginal=marginal, solver=solver)
         tolerance = 1e-6 if dtype == torch.float64 else 1e-4  # conjugate gradients and log_prob
         for scale in SCALES:
             x, y, new_x, new_y = data(dtype, scale)
-            model = with_parameters(GPRegression(x, y))
+            model = fitted_model(GPRegression(x, y))
             values = numbers(model, new_x, new_y, scale, marginal=marginal, solver=solver)
             torch.testing.assert_close(values, expected, rtol=tolerance, atol=tolerance)
 
@@ -78,10 +78,10 @@ def test_predictions_scale_with_the_targets(dtype, marginal, solver):
 def test_predictions_do_not_depend_on_the_units_input_scale(dtype):
     with torch.no_grad():
         x, y, new_x, _ = data(dtype)
-        expected = with_parameters(GPRegression(x, y)).predict(new_x, marginal=True)
+        expected = fitted_model(GPRegression(x, y)).predict(new_x, marginal=True)
         for scale in SCALES:
             x, y, new_x, _ = data(dtype, input_scale=scale)
-            normal = with_parameters(GPRegression(x, y)).predict(new_x, marginal=True)
+            normal = fitted_model(GPRegression(x, y)).predict(new_x, marginal=True)
             rounding = 1e-6 if dtype == torch.float64 else 2e-5  # of x, before it is standardized
             torch.testing.assert_close(normal.mean, expected.mean, rtol=rounding, atol=0)
             torch.testing.assert_close(normal.stddev, expected.stddev, rtol=rounding, atol=0)
@@ -118,7 +118,7 @@ def test_other_predictions_and_scores_of_small_targets():
         model.mean_module.constant = 3 * scale
         score = marginal_log_predictive(model, new_x, new_y)
         densities.append(score + math.log(scale))
-        scores = score_models({"a": with_parameters(GPRegression(x, y))}).scores["a"]
+        scores = score_models({"a": fitted_model(GPRegression(x, y))}).scores["a"]
         loo.append(scores.loo_variance.sqrt() / scale)
     for values in (deviations, densities, loo):
         torch.testing.assert_close(values[1], values[0], rtol=1e-6, atol=0)
@@ -144,13 +144,13 @@ def test_targets_whose_variance_the_type_cannot_hold_are_refused(dtype, size):
     with pytest.raises(ArgumentError, match="train_y"):
         GPRegression(x, y / size)
     half = size**0.35
-    model = with_parameters(GPRegression(x, y * half))
-    reference = with_parameters(GPRegression(x, y))
+    model = fitted_model(GPRegression(x, y * half))
+    reference = fitted_model(GPRegression(x, y))
     torch.testing.assert_close(
         model.predict(x).stddev / half, reference.predict(x).stddev, rtol=1e-5, atol=0
     )
     large = GPRegression(x * size**0.9, y)
     torch.testing.assert_close(
-        with_parameters(large).predict(x * size**0.9).mean,
+        fitted_model(large).predict(x * size**0.9).mean,
         reference.predict(x).mean, rtol=1e-4, atol=1e-5,
     )  # fmt: skip
