@@ -118,8 +118,6 @@ def test_other_data_are_refused(x, y, error, match):
             score(model, x, y)
 
 
-
-
 def test_whole_numbers_stay_whole():
     with pytest.raises(ArgumentError, match="labels"):
         expected_calibration_error(PROBABILITIES, LABELS.double().numpy())

@@ -5,10 +5,7 @@ from __future__ import annotations
 import gpytorch
 import pytest
 import torch
-from botorch.models import SingleTaskGP
-from botorch.models.transforms import Normalize, Standardize
 
-import reference
 from gpclml.conditioning import RandomOrderings
 from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
@@ -116,8 +113,6 @@ def test_missing_targets_are_left_out(data):
             torch.testing.assert_close(getattr(scores, field), expected, **CLOSE)
         for field in ("lml", "wider_lml", "condition_number"):
             assert getattr(scores, field) == pytest.approx(getattr(complete.scores[name], field))
-
-
 
 
 def test_single_precision_is_near_double(data):

@@ -114,8 +114,6 @@ def test_objectives_and_gradients_are_those_of_explicit_gaussians(kernel, data, 
             torch.testing.assert_close(gradient, other, rtol=1e-6, atol=1e-9 * max(1, largest))
 
 
-
-
 @pytest.mark.parametrize("conditioning", [KFold(4, seed=0), RandomHoldout(0.5)])
 def test_any_conditioning_can_be_the_objective(conditioning):
     model, data = transfer(), regression(2)
