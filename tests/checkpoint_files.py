@@ -34,7 +34,8 @@ def laplace(n=20, **options):
 
 def train_online(path, mll=None, x=None, y=None, **options):
     mll = laplace() if mll is None else mll
-    x, y = (own if given is None else given for own, given in zip(data(), (x, y), strict=True))
+    default_x, default_y = data()
+    x, y = default_x if x is None else x, default_y if y is None else y
     options = {
         "epochs": 3, "burn_in": 1, "hyper_steps": 2, "batch_size": 10, "progress": False,
     } | options  # fmt: skip

@@ -62,9 +62,9 @@ def data_folder() -> Path:
 
 
 def pytest_collection_modifyitems(items):
-    for item in items:
-        if "data_folder" in item.fixturenames and not item.get_closest_marker("data"):
-            raise pytest.UsageError(f"{item.nodeid} reads real data: mark it `data`")
+    for test in items:
+        if "data_folder" in test.fixturenames and not test.get_closest_marker("data"):
+            raise pytest.UsageError(f"{test.nodeid} reads real data: mark it `data`")
 
 
 @pytest.fixture(

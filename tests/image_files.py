@@ -113,26 +113,26 @@ def birds(path, species=8, each=2):
 
 def mini_imagenet(path, classes=(6, 5, 5), each=2):
     """An archive of the layout of miniImageNet: classes of one colour each."""
-    entries, place = {}, 0
+    entries, index = {}, 0
     for file, count in zip(("train", "val", "test"), classes, strict=True):
         rows = ["filename,label"]
         for _ in range(count):
             for k in range(each):
-                name = f"n{place:08d}{k:08d}.jpg"
-                rows.append(f"{name},n{place:08d}")
-                entries[f"mini/images/{name}"] = photograph((10 * place, 50, 0))
-            place += 1
+                name = f"n{index:08d}{k:08d}.jpg"
+                rows.append(f"{name},n{index:08d}")
+                entries[f"mini/images/{name}"] = photograph((10 * index, 50, 0))
+            index += 1
         entries[f"mini/{file}.csv"] = "\n".join(rows).encode()
     return tar_archive(path, entries)
 
 
 def head_pose_folder(folder, people=("AnnA", "BobB"), size=6):
     """A picture of one colour each: red the person, green the pitch, blue the yaw."""
-    for place, person in enumerate(people):
+    for index, person in enumerate(people):
         home = folder / "qmul" / "images" / f"{person}Grey"
         home.mkdir(parents=True)
         for pitch in PITCHES:
             for yaw in YAWS:
-                image = Image.new("RGB", (size, size), (100 * place, 2 * pitch, yaw))
+                image = Image.new("RGB", (size, size), (100 * index, 2 * pitch, yaw))
                 image.save(home / f"{person}_{pitch:03d}_{yaw:03d}.jpg", quality=100, subsampling=0)
     return folder

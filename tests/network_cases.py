@@ -73,8 +73,8 @@ def sizes_of(network):
 
 
 def mask(sizes, group):
-    places = [group(name) for name, size in sizes.items() for _ in range(size)]
-    return torch.tensor([[float(a == b) for b in places] for a in places]).double()
+    groups = [group(name) for name, size in sizes.items() for _ in range(size)]
+    return torch.tensor([[float(a == b) for b in groups] for a in groups]).double()
 
 
 def layer(name):

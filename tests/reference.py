@@ -67,11 +67,6 @@ def gradients(value: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(value.sum(), inputs)
 
 
-def symmetrized(gradient: Tensor) -> Tensor:
-    """The gradient with respect to a symmetric matrix."""
-    return 0.5 * (gradient + gradient.mT)
-
-
 def weight_curvature(network: torch.nn.Module, x: Tensor, columns: Tensor) -> Tensor:
     """Sum of (Jᵀv)(Jᵀv)ᵀ over points and columns ``(N, K, C)``, parameters in order, ``(P, P)``."""
     parameters = list(network.parameters())
@@ -94,7 +89,8 @@ def kronecker_blocks(
     for index, layer in enumerate(layers):
         if not list(layer.parameters()):
             continue
-        first, last = (torch.nn.Sequential(*some) for some in (layers[:index], layers[index + 1 :]))
+        first = torch.nn.Sequential(*layers[:index])
+        last = torch.nn.Sequential(*layers[index + 1 :])
         inputs, gradients = [], []  # of points: lists of a (T,) and, a column, of g (T,)
         for point, vectors in zip(x, columns, strict=True):
             before = first(point.unsqueeze(0))
@@ -108,9 +104,9 @@ def kronecker_blocks(
         if sharing == "reduce":
             inputs = [[sum(a) / len(a)] for a in inputs]
             gradients = [[sum(g)] for g in gradients]
-        every = [a for places in inputs for a in places]
+        every = [a for rows in inputs for a in rows]
         A = sum(torch.outer(a, a) for a in every) / len(every)
-        B = sum(torch.outer(g, g) for places in gradients for g in places)
+        B = sum(torch.outer(g, g) for rows in gradients for g in rows)
         blocks[f"{index}.weight"] = torch.kron(B, A)
         if layer.bias is not None:
             blocks[f"{index}.bias"] = B

@@ -47,7 +47,7 @@ def test_links_of_the_readme_lead_somewhere():
 
 def test_objects_of_other_projects_exist():
     projects = tomllib.loads((ROOT / "docs" / "_build" / "objects.toml").read_text())
-    names = [name for pages in projects.values() for found in pages.values() for name in found]
+    names = [name for pages in projects.values() for listed in pages.values() for name in listed]
     assert len(names) == len(set(names)) > 50
     for name in names:
         package, _, last = name.rpartition(".")

@@ -108,12 +108,12 @@ def test_the_swap_of_the_readme_lowers_the_error(capsys):
     ours = "ConditionalMarginalLogLikelihood(model"
     assert code.count(ours) == 1
     swapped = code.replace(ours, "ExactMarginalLogLikelihood(model")
-    by_lml = error_printed(
+    lml_error = error_printed(
         f"from gpytorch.mlls import ExactMarginalLogLikelihood\n{swapped}", capsys
     )
-    assert error_printed(code, capsys) < by_lml
+    assert error_printed(code, capsys) < lml_error
     [told] = re.findall(r"in that line it is off by ([\d.]+) degrees", README.read_text())
-    assert by_lml == pytest.approx(float(told), rel=0.05)
+    assert lml_error == pytest.approx(float(told), rel=0.05)
 
 
 @pytest.mark.slow

@@ -470,15 +470,6 @@ def test_products_of_patches(kind, options):
     torch.testing.assert_close(*gradients)
 
 
-def test_factors_of_layers_at_several_places():
-    network = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 2)).double()
-    x = points((4, 3))
-    for sharing, rows in (("expand", x.flatten(0, 1)), ("reduce", x.mean(1))):
-        factor = Kronecker(sharing).of(network, x, softmax_columns).blocks[0]
-        assert (factor.weight, factor.bias, factor.count) == ("0.weight", "0.bias", len(rows))
-        torch.testing.assert_close(factor.inputs.matrix(), rows.mT @ rows)
-
-
 def test_factors_of_fewer_points_than_inputs_stay_rows():
     network = nn.Sequential(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     x, delta = points((9,), n=12), precisions(network)

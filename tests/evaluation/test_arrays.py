@@ -118,14 +118,6 @@ def test_other_data_are_refused(x, y, error, match):
             score(model, x, y)
 
 
-@pytest.mark.parametrize("kind", [GPRegression, BayesianLinearModel])
-def test_columns_in_another_order_are_refused(kind):
-    model = kind(frame(["a", "b"], 12), Y)
-    for predict in (model.predict, IterativePosterior(model).mean):
-        with pytest.raises(ArgumentError, match=r"x: got columns b, a"):
-            predict(frame(["b", "a"]))
-
-
 def test_whole_numbers_stay_whole():
     with pytest.raises(ArgumentError, match="labels"):
         expected_calibration_error(PROBABILITIES, LABELS.double().numpy())

@@ -11,7 +11,10 @@ import pytest
 import torch
 from botorch.models import KroneckerMultiTaskGP, SingleTaskGP
 from botorch.models.transforms import Log
+from exact_gps import PlainGP
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import RBFKernel
+from gpytorch.means import ZeroMean
 from linear_operator.operators import DenseLinearOperator
 from linear_operator.utils.errors import NotPSDError
 from matplotlib import pyplot
@@ -26,8 +29,6 @@ from gpclml.errors import (
 )
 from gpclml.evaluation import (
     compare,
-    comparison,
-    model_scores,
     paired_difference,
     plot_calibration,
     plot_compare,
@@ -196,19 +197,6 @@ def test_numbers_of_orderings_follow_the_size(data):
     assert single["loo_se"].isna().all()
 
 
-class BatchOfKernels(gpytorch.models.ExactGP):
-    """One set of targets under two kernels."""
-
-    def __init__(self, x, y):
-        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
-        self.mean = gpytorch.means.ZeroMean()
-        self.kernel = gpytorch.kernels.RBFKernel(batch_shape=torch.Size([2]))
-        self.to(x)
-
-    def forward(self, x):
-        return MultivariateNormal(self.mean(x), self.kernel(x))
-
-
 def changed(y, row=4, value=math.nan):
     other = y.clone()
     other[row] = value
@@ -241,7 +229,9 @@ REFUSED = {
         "got targets of shape",
     ),
     "a batch of kernels": (
-        BatchOfKernels, ShapeError, r"got a covariance of shape \(2, 25, 25\)",
+        lambda x, y: PlainGP(x, y, RBFKernel(batch_shape=torch.Size([2])), mean=ZeroMean()).to(x),
+        ShapeError,
+        r"got a covariance of shape \(2, 25, 25\)",
     ),
     "a logarithm": (
         lambda x, y: SingleTaskGP(x, y.exp().unsqueeze(-1), outcome_transform=Log()),
@@ -484,43 +474,18 @@ def test_a_rational_quadratic_below_the_rbf_that_it_contains_is_marked(models, d
 
 OPTIONS = {"m": 20, "orderings": 10, "curves": 4}
 PLOTS = plot_calibration, plot_compare, plot_fit, plot_learning_curves
-# What fails, and the columns that are NaN then.
-FAILING = {
-    "observed_gaussian": ("lml", "clml", "loo"),
-    "log_density": ("lml",),
-    "_tail_densities": ("clml",),
-    "_leave_one_out": ("loo",),
-    "learning_curve": (),
-    "condition_number": (),
-}
+NAMES = {DenseCovariance: ("good", "bad"), LowRankPlusDiagonal: ("linear",)}  # of their models
 
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Makes a function of ``model_scores`` or of covariances fail for the models of these names."""
+    """Makes a method of all covariances of a kind fail."""
 
-    current = [""]
+    def make(kind, method, error=NotPSDError):
+        def fail(*arguments, **options):
+            raise error(f"{method} failed")
 
-    def make(function, names, error=NotPSDError):
-        is_function = hasattr(model_scores, function)
-        owners = [model_scores] if is_function else [DenseCovariance, LowRankPlusDiagonal]
-        score = model_scores.score_model
-
-        def tracked(name, *arguments):
-            current[0] = name
-            return score(name, *arguments)
-
-        def failing(computed):
-            def compute(*arguments, **options):
-                if current[0] in names:
-                    raise error(f"{function} of {current[0]} failed")
-                return computed(*arguments, **options)
-
-            return compute
-
-        monkeypatch.setattr(comparison, "score_model", tracked)
-        for owner in owners:
-            monkeypatch.setattr(owner, function, failing(getattr(owner, function)))
+        monkeypatch.setattr(kind, method, fail)
 
     yield make
     pyplot.close("all")
@@ -595,67 +560,70 @@ def test_a_diagnostic_that_fails_leaves_the_criteria(data):
 
 
 @pytest.mark.parametrize(
-    ("function", "rank_by", "names"),
+    ("kind", "method", "criterion"),
     [
-        *((function, "loo", ("good",)) for function in FAILING),
-        ("observed_gaussian", "lml", ("good", "linear")),
-        ("log_density", "lml", ("bad",)),
-        ("_tail_densities", "clml", ("good",)),
-        ("_leave_one_out", "loo", ("good", "linear")),
+        (LowRankPlusDiagonal, "log_density", "lml"),
+        (DenseCovariance, "block_log_densities", "clml"),
+        (DenseCovariance, "leave_one_out", "loo"),
+        (LowRankPlusDiagonal, "leave_one_out", "loo"),
+        (DenseCovariance, "sequential", None),
+        (LowRankPlusDiagonal, "condition_number", None),
     ],
 )
-def test_whatever_fails_the_others_are_told_and_drawn(function, rank_by, names, models, failing):
+def test_whatever_fails_the_others_are_told_and_drawn(kind, method, criterion, models, failing):
+    rank_by = criterion or "loo"
     whole = score_models(models, rank_by=rank_by, **OPTIONS).table
-    failing(function, names)
+    failing(kind, method)
     result = score_models(models, rank_by=rank_by, **OPTIONS)
     table = result.table
     for name in models:
+        fails = name in NAMES[kind]
         for column in ("lml", "clml", "loo"):
-            if name in names and column in FAILING[function]:
+            if fails and column == criterion:
                 assert math.isnan(table.loc[name, column])
             else:
                 assert table.loc[name, column] == whole.loc[name, column]
-        assert bool(table.loc[name, "failure"]) == (name in names)
-        assert ("not-scored" in table.loc[name, "findings"]) == (name in names)
+        assert bool(table.loc[name, "failure"]) == fails
+        assert ("not-scored" in table.loc[name, "findings"]) == fails
     values = table[rank_by].dropna()
     assert values.is_monotonic_decreasing
     assert table[rank_by].tolist()[: len(values)] == values.tolist()  # the others are last
     assert table["weight"].notna().tolist() == table["loo"].notna().tolist()
     assert table["weight"].sum() == pytest.approx(1.0)
     sentences = " ".join(result.sentences)
-    assert "nan" not in sentences.lower()
-    assert all(f"of {name} failed" in sentences for name in names)
-    assert "nan" not in result._repr_html_().lower()
+    assert "nan" not in sentences.lower() + result._repr_html_().lower()
+    assert f"{method} failed" in sentences
     for plot in PLOTS:
         plot(result)
 
 
 def test_a_criterion_that_no_model_has_is_left_out(models, failing):
-    failing("_tail_densities", tuple(models))
+    del models["linear"]
+    failing(DenseCovariance, "block_log_densities")
     result = score_models(models, **OPTIONS)
     assert result.table["clml"].isna().all()
     assert any(sentence.startswith("LML and LOO both prefer") for sentence in result.sentences)
     for plot in PLOTS:
         plot(result)
     assert "could not be computed" in plot_compare(result, "clml").texts[0].get_text()
-    for function in ("_leave_one_out", "learning_curve"):
-        failing(function, tuple(models))
+    for method in ("leave_one_out", "sequential"):
+        failing(DenseCovariance, method)
     result = score_models(models, rank_by="lml", **OPTIONS)
     for plot in (plot_calibration, plot_fit, plot_learning_curves):
         assert "could not be computed" in plot(result)[0].texts[0].get_text()
-    with pytest.raises(NotPSDError, match="of good failed") as caught:
+    with pytest.raises(NotPSDError, match="failed") as caught:
         score_models(models, rank_by="clml", **OPTIONS)
     assert caught.value.__notes__ == ["This happened in the scores of models['good']."]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, UserWarning])
 def test_errors_are_kept_but_interrupts_and_warnings_pass_through(models, failing, error):
-    failing("learning_curve", ("bad",), error)
+    failing(DenseCovariance, "sequential", error)
     if error is RuntimeError:
         failure = compare(models, **OPTIONS).loc["bad", "failure"]
-        assert failure == "no learning curves (learning_curve of bad failed)"
+        assert failure == "no learning curves (sequential failed)"
         return
-    with pytest.raises(error, match="of bad"):
+    with pytest.raises(error, match="sequential failed"):
         score_models(models, **OPTIONS)
 
 

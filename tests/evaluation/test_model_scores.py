@@ -5,10 +5,7 @@ from __future__ import annotations
 import gpytorch
 import pytest
 import torch
-from botorch.models import SingleTaskGP
-from botorch.models.transforms import Normalize, Standardize
 
-import reference
 from gpclml.conditioning import RandomOrderings
 from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
@@ -116,28 +113,6 @@ def test_missing_targets_are_left_out(data):
             torch.testing.assert_close(getattr(scores, field), expected, **CLOSE)
         for field in ("lml", "wider_lml", "condition_number"):
             assert getattr(scores, field) == pytest.approx(getattr(complete.scores[name], field))
-
-
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-@pytest.mark.parametrize(("training", "fixed"), [(True, False), (False, True)])
-def test_botorch_models(data, training, fixed):
-    x, y = data()
-    noise = torch.linspace(20.0, 90.0, len(y), dtype=torch.float64).unsqueeze(-1)
-    model = SingleTaskGP(
-        x, y.unsqueeze(-1), train_Yvar=noise if fixed else None, input_transform=Normalize(2),
-        outcome_transform=Standardize(1),
-    )  # fmt: skip
-    model.train(training)
-    scores = score_models({"a": model}).scores["a"]
-    model.train()
-    prior = model.likelihood(model(*model.train_inputs), *model.train_inputs)
-    scale = y.std()
-    K = (scale**2 * prior.covariance_matrix).detach()
-    r = (scale * (model.train_targets - prior.mean)).detach()
-    assert scores.lml == pytest.approx(float(reference.log_density(K, r)))
-    mean, variance = reference.conditional_moments(K, r, torch.tensor([3]))
-    torch.testing.assert_close(scores.loo_mean[3], y[3] - (r[3] - mean[0]))
-    torch.testing.assert_close(scores.loo_variance[3], variance[0, 0])
 
 
 def test_single_precision_is_near_double(data):

@@ -203,12 +203,16 @@ def test_kronecker_multitask_counts_rows_with_all_tasks():
         learning_curve(model)
 
 
-def test_fixed_noise_needs_the_noise_of_new_points():
+@pytest.mark.parametrize("additional", [0.0, 0.1])
+def test_fixed_noise_needs_the_noise_of_new_points(additional):
     x, y = data()
-    noise = torch.full_like(y, 0.3)
-    likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise)
-    fixed = GPRegression(x, y, likelihood=likelihood)
-    learned = GPRegression(x, y)
+    noise = torch.full_like(y, 0.3 - additional)
+    likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(
+        noise, learn_additional_noise=additional > 0
+    )
+    if additional:
+        likelihood.second_noise = additional
+    fixed, learned = GPRegression(x, y, likelihood=likelihood), GPRegression(x, y)
     learned.likelihood.noise = 0.3
     torch.testing.assert_close(log_marginal_likelihood(fixed), log_marginal_likelihood(learned))
     new_x, new_y = data(n=3, seed=2)
@@ -220,20 +224,6 @@ def test_fixed_noise_needs_the_noise_of_new_points():
             score(fixed, new_x, new_y)
         with pytest.raises(ArgumentError, match="noise"):
             score(learned, new_x, new_y, noise=noise[:3])
-
-
-def test_learned_noise_is_added_once_to_fixed_noise():
-    x, y = data()
-    likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(
-        torch.full_like(y, 0.2), learn_additional_noise=True
-    )
-    fixed, learned = GPRegression(x, y, likelihood=likelihood), GPRegression(x, y)
-    likelihood.second_noise = 0.1
-    learned.likelihood.noise = 0.3
-    new_x, new_y = data(n=3, seed=2)
-    for score in (joint_log_predictive, marginal_log_predictive):
-        density = score(fixed, new_x, new_y, noise=torch.full_like(new_y, 0.2))
-        torch.testing.assert_close(density, score(learned, new_x, new_y))
 
 
 def test_priors_do_not_count():

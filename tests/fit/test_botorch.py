@@ -88,13 +88,6 @@ def test_a_search_of_botorch_that_goes_on_ends_at_the_same_hyperparameters(d):
         torch.testing.assert_close(result, expected, rtol=1e-3, atol=0.0)
 
 
-def test_it_is_the_search_of_fit_mll():
-    first, second = objective(), objective()
-    fit_gpytorch_mll(first, optimizer=fit_gpytorch_mll_fused)
-    fit_mll(second, progress=False)
-    assert all(map(torch.equal, first.parameters(), second.parameters()))
-
-
 def test_outputs_and_lists_of_models():
     several = objective(outputs=2)
     fit_gpytorch_mll(several, optimizer=fit_gpytorch_mll_fused)
@@ -161,7 +154,7 @@ def patients():
 
 def errors_of_patients(*rows, **options):
     """Errors of new rows after fits to some, a batch member for each slice."""
-    x, y = (torch.stack([whole[some] for some in rows]) for whole in patients())
+    x, y = (torch.stack([whole[index] for index in rows]) for whole in patients())
     x, y = (values[0] if len(rows) == 1 else values for values in (x, y.unsqueeze(-1)))
     model = SingleTaskGP(x, y, input_transform=Normalize(10, batch_shape=x.shape[:-2]))
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), **options)
@@ -270,13 +263,6 @@ def test_data_that_require_a_gradient_are_fitted_as_others(optimizer):
     assert models[0].train_inputs[0].requires_grad
 
 
-def test_a_transform_of_inputs_that_require_a_gradient():
-    x, y = rows()
-    model = SingleTaskGP(x.clone().requires_grad_(), y.unsqueeze(-1), input_transform=Normalize(3))
-    fused(ExactMarginalLogLikelihood(model.likelihood, model))
-    assert model.likelihood.noise.item() < 0.1
-
-
 def test_a_block_whose_covariance_has_no_factor_is_left_to_other_formulas():
     values = []
     for seed in range(12):
@@ -291,13 +277,6 @@ def test_a_block_whose_covariance_has_no_factor_is_left_to_other_formulas():
             FixedLoss(ConditionalMarginalLogLikelihood(model.likelihood, model).train())()
         )
     assert torch.tensor(values).isfinite().all()
-
-
-def test_a_list_of_models_is_refused_by_the_name_of_the_objective_that_takes_it():
-    x, y = rows()
-    models = ModelListGP(SingleTaskGP(x, y.unsqueeze(-1)), SingleTaskGP(x, -y.unsqueeze(-1)))
-    with pytest.raises(UnsupportedError, match="SumMarginalLogLikelihood"):
-        ConditionalMarginalLogLikelihood(models.likelihood, models)
 
 
 def test_look_ahead_acquisition_functions_have_values_and_gradients():

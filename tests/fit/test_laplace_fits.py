@@ -387,8 +387,8 @@ def test_evidence_of_a_loader_is_the_sum_and_that_of_all_points():
     mll = objective()
     x, y = data()
     whole = mll.evidence_of(x, y)()
-    parts = [mll.evidence_of(*batch) for batch in loader()]
-    for evidence in (sum(parts), mll.evidence_of(loader(), progress=False)):
+    batches = [mll.evidence_of(*batch) for batch in loader()]
+    for evidence in (sum(batches), mll.evidence_of(loader(), progress=False)):
         torch.testing.assert_close(evidence(), whole)
     single = objective(outputs="single").evidence_of
     with pytest.raises(ArgumentError, match="outputs"):

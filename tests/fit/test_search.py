@@ -6,26 +6,24 @@ import copy
 import math
 import warnings
 
-import gpytorch
 import numpy as np
 import pytest
-import threadpoolctl
 import torch
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
+from exact_gps import PlainGP
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
 from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.priors import LogNormalPrior, NormalPrior
-from scipy.optimize import minimize
 from sklearn.datasets import load_diabetes
 
 from gpclml import ConditionalMarginalLogLikelihood, GPRegression, fit_mll
 from gpclml.conditioning import LastPoints, LeaveOneOut, RandomHoldout
 from gpclml.fit import FitWarning, fit_gpytorch_mll_fused
 from gpclml.fit.diagnosis import predicts_in_its_type, ran_away
-from gpclml.fit.search import Vector, bounds_of, one_thread
+from gpclml.fit.search import Vector, bounds_of
 from gpclml.mlls.fixed_loss import FixedLoss, fixed_loss
 
 SOFTPLUS = torch.nn.Softplus(beta=3.0)
@@ -51,26 +49,14 @@ def data(n=30, d=3, seed=0):
     return x, (y - y.mean()) / y.std()
 
 
-class Plain(gpytorch.models.ExactGP):
-    def __init__(self, x, y, constraint, dtype=torch.float64):
-        likelihood = gpytorch.likelihoods.GaussianLikelihood()
-        super().__init__(x.to(dtype), y.to(dtype), likelihood)
-        self.mean_module = gpytorch.means.ConstantMean()
-        kernel = RQKernel(ard_num_dims=x.shape[-1], lengthscale_constraint=constraint)
-        self.covar_module = ScaleKernel(kernel)
-        self.to(dtype)
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 def lml(model):
     return ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
 
 
-def objective(constraint, lengthscale=2.0, dtype=torch.float64):
-    model = Plain(*data(), constraint, dtype)
-    model.covar_module.base_kernel.lengthscale = lengthscale
+def objective(constraint, lengthscale=2.0):
+    kernel = RQKernel(ard_num_dims=3, lengthscale_constraint=constraint)
+    model = PlainGP(*data(), ScaleKernel(kernel)).double()
+    kernel.lengthscale = lengthscale
     return lml(model).train()
 
 
@@ -95,22 +81,13 @@ def test_value_and_slope_are_those_of_the_objective(name, logarithmic):
         point = vector.best
         value, slope = vector(point.copy())
         assert value == pytest.approx(expected, rel=1e-12)
-        for at in range(len(point)):
-            step = 1e-5 * np.eye(len(point))[at]
+        for index in range(len(point)):
+            step = 1e-5 * np.eye(len(point))[index]
             (above, _), (below, _) = vector(point + step), vector(point - step)
-            assert slope[at] == pytest.approx((above - below) / 2e-5, rel=1e-5, abs=1e-9)
+            assert slope[index] == pytest.approx((above - below) / 2e-5, rel=1e-5, abs=1e-9)
         vector.best = point
     for key, value in mll.state_dict().items():
         torch.testing.assert_close(value, before[key], rtol=1e-12, atol=1e-12)
-
-
-def test_coordinates_are_logarithms_where_hyperparameters_are_positive():
-    mll = objective(GreaterThan(0.05))
-    kernel = mll.model.covar_module
-    positive = mll.likelihood.noise, kernel.outputscale, kernel.base_kernel.lengthscale
-    expected = [torch.zeros(1), *(values.log() for values in (*positive, kernel.base_kernel.alpha))]
-    joined = torch.cat([values.detach().flatten() for values in expected]).numpy()
-    np.testing.assert_allclose(np.sort(begun(mll).best), np.sort(joined), rtol=1e-12)
 
 
 def test_bounds_are_reached_and_not_passed_and_a_flat_direction_stays_finite():
@@ -124,35 +101,6 @@ def test_bounds_are_reached_and_not_passed_and_a_flat_direction_stays_finite():
                 raw = mll.model.covar_module.base_kernel.raw_lengthscale.detach()
                 torch.testing.assert_close(raw, lower.expand(1, 3), rtol=1e-14, atol=0.0)
                 assert bool((raw >= lower).all())
-
-
-def test_a_point_that_is_not_finite_has_no_loss_and_changes_nothing():
-    mll = objective(Positive())
-    before = [p.detach().clone() for p in mll.parameters()]
-    with begun(mll, logarithmic=False) as vector:
-        loss, gradient = vector(np.full_like(vector.best, np.nan))
-        assert np.isnan(loss)
-        assert np.isnan(gradient).all()
-        assert vector.failures == 1
-    for parameter, expected in zip(mll.parameters(), before, strict=True):
-        torch.testing.assert_close(parameter, expected)
-
-
-def test_float32_parameters_move_in_the_same_coordinates():
-    vectors = [begun(objective(Positive(), dtype=t)) for t in (torch.float32, torch.float64)]
-    (value, slope), (expected, exact) = (vector(vector.best.copy()) for vector in vectors)
-    assert value == pytest.approx(expected, rel=1e-5)
-    np.testing.assert_allclose(slope, exact, rtol=1e-3, atol=1e-5)
-
-
-def test_a_search_takes_half_of_the_steps_of_one_in_raw_parameters():
-    mlls = [lml(SingleTaskGP(*(v.reshape(40, -1) for v in data(40, 6)))).train() for _ in range(2)]
-    mll = mlls[0]
-    with begun(mll, logarithmic=False) as vector:
-        raw = minimize(vector, vector.best, jac=True, bounds=vector.box.T, method="L-BFGS-B")
-    result = fit_mll(mlls[1], progress=False)
-    assert result.objective > -raw.fun - 1e-4
-    assert len(result.history) < 0.5 * raw.nit
 
 
 def test_the_end_is_an_optimum_of_gpytorch_s_objective():
@@ -169,21 +117,6 @@ def test_the_end_is_an_optimum_of_gpytorch_s_objective():
         lower, _ = bounds.get(name, (-np.inf, np.inf))
         free = parameter > (-np.inf if lower is None else lower)
         assert float(slope[free].abs().max()) < 1e-4
-
-
-def test_libraries_of_scipy_have_one_thread_during_searches_and_theirs_after_the_last():
-    counted = threadpoolctl.ThreadpoolController().select(user_api="blas")
-
-    def counts():
-        return [library["num_threads"] for library in counted.info()]
-
-    with counted.limit(limits=2):
-        before = counts()
-        with one_thread():
-            with one_thread():  # as of a search in another thread
-                assert set(counts()) == {1}
-            assert set(counts()) == {1}
-        assert counts() == before
 
 
 # ------------------------------------------------------------------ single precision

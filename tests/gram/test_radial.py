@@ -13,7 +13,7 @@ from gpclml.errors import UnsupportedError
 from gpclml.gram import PROFILES, kernels, matrix_node
 from gpclml.gram.kernels import RadialGram, inner_product
 
-BY_DEFINITION = {
+DEFINITIONS = {
     "rbf": lambda r, a: torch.exp(-(r**2) / 2),
     "matern_12": lambda r, a: torch.exp(-r),
     "matern_32": lambda r, a: (1 + math.sqrt(3) * r) * torch.exp(-math.sqrt(3) * r),
@@ -41,7 +41,7 @@ def matrix(points, *arguments):
 
 def defined(points, profile, power=None):
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
-    return BY_DEFINITION[profile](distances, None if power is None else power[..., None, None])
+    return DEFINITIONS[profile](distances, None if power is None else power[..., None, None])
 
 
 def problem(profile, batch=(), lengthscale=(1, 3), power=(), d=3):
@@ -69,24 +69,6 @@ def test_values_and_gradients(profile, batch, lengthscale, power):
     assert torch.autograd.gradcheck(
         lambda x, a, length: matrix(x, profile, a, length), (x, a, length)
     )
-
-
-@pytest.mark.parametrize("d", [1, 2])
-@pytest.mark.parametrize("batch", [(), (2, 1)])
-@pytest.mark.parametrize("profile", PROFILES)
-def test_gradients_some_rows_at_a_time(monkeypatch, profile, batch, d):
-    inputs = problem(profile, batch, (1, d), d=d)
-    wanted = [tensor for tensor in inputs if tensor is not None]
-    weights = torch.rand(6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-    def gradients():
-        x, a, length = inputs
-        return torch.autograd.grad((matrix(x, profile, a, length) * weights).sum(), wanted)
-
-    whole = gradients()
-    monkeypatch.setitem(kernels._AT_A_TIME, "cpu", 4 * 6)
-    for gradient, expected in zip(gradients(), whole, strict=True):
-        torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.skipif(

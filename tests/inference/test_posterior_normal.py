@@ -8,6 +8,7 @@ import gpytorch
 import pytest
 import torch
 from botorch.posteriors import GPyTorchPosterior
+from exact_gps import PlainGP
 from gpytorch.constraints import GreaterThan
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import ConstantKernel, LinearKernel, RBFKernel, ScaleKernel
@@ -33,8 +34,9 @@ def both(batch=(), dtype=torch.float64):
 
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
 def test_all_numbers_are_those_of_gpytorch(batch):
-    ours, theirs = both(batch)
-    value, many = theirs.mean + 1.0, torch.zeros(4, *batch, 5, dtype=torch.float64)
+    leaves = [moment.requires_grad_() for moment in moments(batch)]
+    ours, theirs = PosteriorNormal(*leaves), MultivariateNormal(*leaves)
+    value, many = theirs.mean.detach() + 1.0, torch.zeros(4, *batch, 5, dtype=torch.float64)
     base = torch.linspace(-1, 1, 4 * theirs.mean.numel(), dtype=torch.float64)
     base = base.reshape(4, *theirs.mean.shape)
     values, expected = (
@@ -48,6 +50,7 @@ def test_all_numbers_are_those_of_gpytorch(batch):
             torch.distributions.kl_divergence(normal, theirs),
             torch.distributions.kl_divergence(theirs, normal),
             normal.to_data_independent_dist().scale,
+            *torch.autograd.grad(normal.log_prob(value).sum(), leaves),
         ]
         for normal in (ours, theirs)
     )  # fmt: skip
@@ -82,16 +85,6 @@ def test_a_variance_that_rounding_made_negative_has_a_root_and_a_gradient():
     deviation.sum().backward()
     assert diagonal.grad is not None
     assert diagonal.grad.tolist() == [0.5, 0.0, 0.0]
-
-
-def test_gradients_of_the_log_density_are_those_of_gpytorch():
-    mean, covariance = (x.requires_grad_() for x in moments())
-    value = torch.ones(5, dtype=torch.float64)
-    gradients = [
-        torch.autograd.grad(kind(mean, covariance).log_prob(value), (mean, covariance))
-        for kind in (PosteriorNormal, MultivariateNormal)
-    ]
-    torch.testing.assert_close(*gradients)
 
 
 def test_likelihoods_metrics_and_posteriors_of_others_take_it():
@@ -136,20 +129,6 @@ def test_powers_of_two_change_no_digit(exponent):
     assert torch.equal(draws[0], draws[1] * size)
 
 
-class Plain(gpytorch.models.ExactGP):
-    """Of independent points whose variances grow with the distance from zero."""
-
-    def __init__(self, x, y, likelihood):
-        super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.ZeroMean()
-        near, growing = RBFKernel(), LinearKernel()
-        near.lengthscale, growing.variance = 0.05, 1e4
-        self.covar_module = ScaleKernel(near * (growing + ConstantKernel()))
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 @pytest.mark.parametrize("marginal", [True, False])
 @pytest.mark.parametrize("scale", [1e-10, 1.0, 1e10])
 def test_variances_are_at_least_the_rounding_of_the_prior_variances_at_their_points(
@@ -158,10 +137,11 @@ def test_variances_are_at_least_the_rounding_of_the_prior_variances_at_their_poi
     """Where nothing is left of a variance, in units of the targets that are large or small."""
     x = torch.linspace(0.0, 30.0, 31, dtype=torch.float64).unsqueeze(-1)
     noise = GreaterThan(1e-40, transform=None, initial_value=1e-18 * scale)
-    model = Plain(
-        x, torch.zeros(31, dtype=torch.float64), GaussianLikelihood(noise_constraint=noise)
-    )
-    model = model.double().eval()
+    near, growing = RBFKernel(), LinearKernel()  # independent points, variances that grow
+    near.lengthscale, growing.variance = 0.05, 1e4
+    kernel = ScaleKernel(near * (growing + ConstantKernel()))
+    y, likelihood = torch.zeros(31).double(), GaussianLikelihood(noise_constraint=noise)
+    model = PlainGP(x, y, kernel, likelihood, gpytorch.means.ZeroMean()).double().eval()
     model.covar_module.outputscale = scale
     with torch.no_grad():
         variance = exact_posterior(model, x, marginal).variance

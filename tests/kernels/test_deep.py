@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, RBFKernelGrad, ScaleKernel
@@ -26,16 +25,6 @@ def deep(d=3, q=2, residual=True, base=RBFKernel, batch_shape=NO_BATCH, **option
     kernel = DeepKernel(network, base(ard_num_dims=columns, batch_shape=batch_shape), residual)
     kernel.base_kernel.lengthscale = torch.linspace(0.5, 1.5, columns)
     return kernel.double()
-
-
-class Counting(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        return x.square()
 
 
 def test_residual_kernel_of_a_zero_network_is_the_ard_kernel():
@@ -115,16 +104,6 @@ def test_batch_is_the_stack_of_singles(batch_shape):
     )
 
 
-def test_the_network_runs_once_on_equal_points():
-    x = points(6, 3)
-    network = Counting()
-    kernel = DeepKernel(network, RBFKernel().double())
-    kernel(x, x.clone()).to_dense()
-    assert network.calls == 1
-    kernel(x, points(6, 3, seed=1)).to_dense()
-    assert network.calls == 3
-
-
 def test_columns_of_the_inputs_and_of_the_base_kernel_and_several_outputs():
     x, network = points(6, 5), MLP([2, 4, 1], dtype=torch.float64)
     deep = DeepKernel(network, RBFKernel(), active_dims=(1, 3)).double()
@@ -149,33 +128,6 @@ def test_float32_agrees_with_float64():
     single = copy.deepcopy(kernel).float()(x.float()).to_dense()
     assert single.dtype == torch.float32
     torch.testing.assert_close(single.double(), double, rtol=1e-5, atol=1e-6)
-
-
-def test_prediction_of_an_exact_gp():
-    x, x2 = points(15, 3), points(4, 3, seed=1)
-    y = x.sum(-1).sin()
-
-    class Model(gpytorch.models.ExactGP):
-        def __init__(self):
-            super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
-            self.mean_module = gpytorch.means.ZeroMean()
-            self.covar_module = ScaleKernel(deep())
-
-        def forward(self, x):
-            return gpytorch.distributions.MultivariateNormal(
-                self.mean_module(x), self.covar_module(x)
-            )
-
-    model = Model().double().eval()
-    posterior = model(x2)
-    kernel = model.covar_module
-    noisy = kernel(x).to_dense() + model.likelihood.noise * torch.eye(15, dtype=torch.float64)
-    cross = kernel(x2, x).to_dense()
-    torch.testing.assert_close(posterior.mean, cross @ torch.linalg.solve(noisy, y))
-    torch.testing.assert_close(
-        posterior.covariance_matrix,
-        kernel(x2).to_dense() - cross @ torch.linalg.solve(noisy, cross.mT),
-    )
 
 
 def test_the_mean_is_the_network():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import pickle
 
@@ -11,21 +10,11 @@ import numpy as np
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import LinearKernel, RBFKernel, RFFKernel, ScaleKernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
-from linear_operator.operators import LowRankRootLinearOperator
+from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
 from sklearn import preprocessing
 
-from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomOrderings
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
-from gpclml.evaluation import (
-    conditional_log_marginal_likelihood,
-    joint_log_predictive,
-    learning_curve,
-    leave_one_out,
-    log_marginal_likelihood,
-    marginal_log_predictive,
-)
 from gpclml.inference.observations import observations
 from gpclml.kernels import (
     FeatureKernel,
@@ -33,10 +22,6 @@ from gpclml.kernels import (
     PolynomialFeatures,
     RandomFourierFeatures,
 )
-from gpclml.linalg import DenseCovariance, LowRankPlusDiagonal
-from gpclml.mlls import ConditionalMarginalLogLikelihood
-
-N = 14
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -153,8 +138,6 @@ def test_covariances_are_inner_products_of_features():
     torch.testing.assert_close(kernel(x[:4], z, diag=True), kernel(x[:4], z).to_dense().diagonal())
     batch = torch.stack([x, 2 * x])
     torch.testing.assert_close(kernel(batch).to_dense()[1], kernel(2 * x).to_dense())
-    assert isinstance(kernel(x).evaluate_kernel(), LowRankRootLinearOperator)
-    assert not isinstance(kernel(x[:3]).evaluate_kernel(), LowRankRootLinearOperator)
     torch.testing.assert_close(kernel(x[:3]).to_dense(), kernel(x).to_dense()[:3, :3])
     torch.testing.assert_close(kernel(x)[1:4, 2:5].to_dense(), kernel(x).to_dense()[1:4, 2:5])
     function = FeatureKernel(lambda points: features(points), variance)
@@ -233,149 +216,17 @@ def test_bad_arguments(call, error, match):
         call()
 
 
-# --- models whose covariance has low rank, beside the same with a dense one
-
-
-class DenseKernel(gpytorch.kernels.Kernel):
-    """The same covariances without their structure."""
-
-    def __init__(self, kernel):
-        super().__init__()
-        self.kernel = kernel
-
-    def forward(self, x1, x2, diag=False, **params):
-        covariance = self.kernel(x1, x2).to_dense()
-        return covariance.diagonal(dim1=-2, dim2=-1) if diag else covariance
-
-
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood, kernel):
-        super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = kernel
-
-    def forward(self, x):
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
-def scaled_linear():
-    kernel = LinearKernel(ard_num_dims=3)
-    kernel.variance = torch.tensor([[0.5, 1.0, 2.0]])
-    kernel = ScaleKernel(kernel)
-    kernel.outputscale = 1.7
-    return kernel
-
-
-KERNELS = {
-    "linear": LinearKernel,
-    "scaled linear": scaled_linear,
-    "rff": lambda: RFFKernel(num_samples=3, num_dims=3),  # six features
-    "features": lambda: FeatureKernel(PolynomialFeatures(1), torch.tensor([0.3, 1.0, 2.0, 0.7])),
-}
-
-
-def both_models(kernel: str, noise: str, targets=None):
-    """A model of low rank and the same with a dense covariance, with equal parameters."""
-    x, y = numbers(N, 3), numbers(N, seed=1) if targets is None else targets
-    for dense in (False, True):
-        torch.manual_seed(0)
-        covariance = KERNELS[kernel]()
-        likelihood = GaussianLikelihood()
-        if noise != "learned":
-            likelihood = FixedNoiseGaussianLikelihood(
-                0.1 + numbers(N, seed=7).square(), learn_additional_noise="learned" in noise
-            )
-        model = Model(x, y, likelihood, DenseKernel(covariance) if dense else covariance)
-        model.double().mean_module.constant.data.fill_(0.4)
-        yield model
-
-
-CONDITIONINGS = [
-    LastPoints(0), LastPoints(9), KFold(5, seed=0), LeaveOneOut(), RandomOrderings(4, 6, seed=0),
-    HeldOut([0, 1, 2, 3, 4, 5, 6, 7], [9], [8, 11]), None,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("kernel", "noise", "missing"),
-    [
-        ("linear", "fixed", False), ("scaled linear", "learned", True), ("rff", "learned", False),
-        ("features", "fixed and learned", True), ("features", "learned", False),
-    ],
-)  # fmt: skip
-def test_objectives_are_those_of_the_dense_covariance(kernel, noise, missing):
-    y = numbers(N, seed=1)
-    if missing:
-        y[[2, 8]] = torch.nan
-    policy = gpytorch.settings.observation_nan_policy("mask")
-    with policy if missing else contextlib.nullcontext():
-        models = list(both_models(kernel, noise, y))
-        forms = []
-        for model in models:
-            data = observations(model.likelihood, model(*model.train_inputs), y, model.train_inputs)
-            forms.append(type(data.covariance))
-        assert forms == [LowRankPlusDiagonal, DenseCovariance]
-        for conditioning in CONDITIONINGS:
-            results = []
-            for model in models:
-                model.zero_grad()
-                mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
-                value = mll(model(*model.train_inputs), y, model.train_inputs)
-                loss = mll.compute_custom_loss()
-                (value - 0.5 * loss).backward()
-                results.append(
-                    [value.detach(), loss.detach(), *(p.grad for p in model.parameters())]
-                )
-            for tensor, dense in zip(*results, strict=True):
-                torch.testing.assert_close(tensor, dense, rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.parametrize(("kernel", "noise"), [("scaled linear", "learned"), ("rff", "fixed")])
-def test_scores_are_those_of_the_dense_covariance(kernel, noise):
-    new = numbers(5, 3, seed=3), numbers(5, seed=4)
-    new_noise = None if noise == "learned" else torch.full((5,), 0.2).double()
-    results = [
-        [
-            log_marginal_likelihood(model),
-            learning_curve(model, orderings=3),
-            leave_one_out(model),
-            conditional_log_marginal_likelihood(model, RandomOrderings(5, 8)),
-            joint_log_predictive(model, *new, noise=new_noise),
-            marginal_log_predictive(model, *new, noise=new_noise),
-        ]
-        for model in both_models(kernel, noise)
-    ]
-    for score, dense in zip(*results, strict=True):
-        torch.testing.assert_close(score, dense, rtol=1e-8, atol=1e-8)
-    lml, curves = results[0][:2]
-    torch.testing.assert_close(curves.sum(-1), lml.expand(3))
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        FeatureKernel(PolynomialFeatures(4)), RFFKernel(num_samples=20, num_dims=3), RBFKernel(),
-        LinearKernel() + RBFKernel(),
-    ],
-)  # fmt: skip
-def test_more_features_than_points_are_dense(kernel):
-    x, y = numbers(N, 3), numbers(N, seed=1)
-    model = Model(x, y, GaussianLikelihood(), kernel).double()
-    assert isinstance(observations(model.likelihood, model(x), y).covariance, DenseCovariance)
-
-
 @pytest.mark.parametrize("batch_shape", [(), (3,)])
 def test_a_batch_of_linear_kernels(batch_shape):
-    x, y = numbers(3, N, 2), numbers(3, N, seed=1)
+    x, y = numbers(3, 14, 2), numbers(3, 14, seed=1)
     batch = torch.Size(batch_shape)
     likelihood = GaussianLikelihood(batch_shape=batch)
     likelihood.noise = torch.tensor([[0.1], [0.2], [0.3]]) if batch else 0.1
     kernel = LinearKernel(batch_shape=batch)
     kernel.variance = torch.tensor([0.5, 1.0, 2.0]).reshape(3, 1, 1) if batch else 0.5
     kernel = ScaleKernel(kernel, batch_shape=batch).double()
-    prior = MultivariateNormal(torch.zeros(3, N).double(), kernel(x))
+    prior = MultivariateNormal(torch.zeros(3, 14).double(), kernel(x))
     data = observations(likelihood.double(), prior, y)
-    assert isinstance(data.covariance, LowRankPlusDiagonal)
     expected = likelihood(prior).covariance_matrix
     torch.testing.assert_close(data.covariance.to_dense(), expected)
     for member in (1, slice(1, 3)):

@@ -92,63 +92,6 @@ def test_value_and_gradient_are_those_of_the_dense_density(n, share, kept, rank)
     assert report.residual <= 1e-10
 
 
-def test_each_block_has_its_own_density_and_report():
-    x, r, hyperparameters = points(12), reference.random_residual(12), parameters()
-    blocks = [torch.tensor([[1, 5], [0, 7]]), torch.tensor([[2, 3, 4]])]
-    covariance = replace(rbf(x, *hyperparameters), settings=TIGHT)
-    values = covariance.block_log_densities(r, blocks)
-    K = dense(x, *hyperparameters)
-    expected = torch.stack(
-        [reference.conditional_log_density(K, r, rows) for group in blocks for rows in group]
-    )
-    torch.testing.assert_close(values, expected, rtol=1e-9, atol=1e-9)
-    assert len(covariance.reports) == 3
-
-
-@pytest.mark.parametrize("chunk", [1, 7])
-def test_chunks_make_no_difference(chunk, monkeypatch):
-    n = 40
-    x, r, held_out = points(n), reference.random_residual(n), held_out_of(n, 6)
-
-    def value_and_gradients():
-        hyperparameters = parameters()
-        covariance = rbf(x, *hyperparameters)
-        value, _ = density(covariance, r, held_out, TIGHT)
-        return value, *reference.gradients(value, *hyperparameters)
-
-    whole = value_and_gradients()
-    monkeypatch.setattr(CHUNK, chunk * n)
-    for value, expected in zip(value_and_gradients(), whole, strict=True):
-        torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("x_batch", "r_batch"), [((3,), (3,)), ((3,), ()), ((), (3,)), ((2, 1), (3,))]
-)
-def test_a_batch_is_a_stack_of_singles(x_batch, r_batch):
-    n, b = 20, 4
-    x, r, held_out = points(n, x_batch), reference.random_residual(n, r_batch), held_out_of(n, b)
-    lengthscale, noise = parameters()
-    value, _ = density(rbf(x, lengthscale, noise), r, held_out, TIGHT)
-    batch = torch.broadcast_shapes(x_batch, r_batch)
-    assert value.shape == batch
-    every_x = x.expand(*batch, n, 2).reshape(-1, n, 2)
-    every_r = r.expand(*batch, n).reshape(-1, n)
-    alone = torch.stack(
-        [
-            density(rbf(x_i, lengthscale, noise), r_i, held_out, TIGHT)[0]
-            for x_i, r_i in zip(every_x, every_r, strict=True)
-        ]
-    )
-    torch.testing.assert_close(value.flatten(), alone, rtol=1e-8, atol=1e-8)
-    for gradient, expected in zip(
-        reference.gradients(value, lengthscale, noise),
-        reference.gradients(alone, lengthscale, noise),
-        strict=True,
-    ):
-        torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-6)
-
-
 def test_a_missing_point_is_a_standard_normal_of_its_own():
     n = 15
     x, r, held_out = points(n), reference.random_residual(n), torch.tensor([0, 5, 9])
@@ -215,11 +158,8 @@ def test_what_is_not_finite_is_an_error_whatever_happens_on_failure(where, value
     rank = 5
     x, r, held_out = points(30, dtype=dtype), reference.random_residual(30).to(dtype), [4, 9]
     scale, noise = torch.tensor(1.0, dtype=dtype), torch.full((30,), 0.1, dtype=dtype)
-    evaluated = 0
 
     def rows(start, stop, columns):
-        nonlocal evaluated
-        evaluated += 1
         block = scale * torch.exp(-(x[start:stop, None] - x[:columns]).square().sum(-1))
         if where == "one entry" and stop - start > 1:  # seen by products alone
             block[20, 3] = value
@@ -235,7 +175,6 @@ def test_what_is_not_finite_is_an_error_whatever_happens_on_failure(where, value
     solver = ConjugateGradients(preconditioner_rank=rank, on_failure="warn")
     with pytest.raises(NonFiniteError, match="finite"):
         density(IterativeCovariance(latent, noise, solver), r, torch.tensor(held_out), solver)
-    assert evaluated <= 2 + rank  # not one for each of a thousand iterations
 
 
 SETTINGS = {
@@ -251,24 +190,6 @@ def test_unusable_settings_are_refused(name):
     if name != "on_failure":
         with pytest.raises(ArgumentError, match=f"{name}: got nan"):
             ConjugateGradients(**{name: torch.nan})
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu():
-    n, held_out = 200, held_out_of(200, 20)
-    r = reference.random_residual(n)
-    results = []
-    for device in ("cpu", "cuda"):
-        hyperparameters = [p.detach().to(device).requires_grad_() for p in parameters()]
-        covariance = rbf(points(n).to(device), *hyperparameters)
-        value, _ = density(covariance, r.to(device), held_out, TIGHT)
-        assert value.device.type == device
-        results.append(
-            [value.cpu(), *(g.cpu() for g in reference.gradients(value, *hyperparameters))]
-        )
-    for gradient, expected in zip(*results, strict=True):
-        torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_noise_that_is_lost_in_rounding_has_no_bound():
@@ -493,23 +414,6 @@ def test_products_are_those_of_the_matrix(n, k, batch, right_batch, chunk, multi
         torch.testing.assert_close(products @ right, expected)
         torch.testing.assert_close(products.row(n - 1), rows.matrix[..., n - 1, :])
     assert all(bound % multiple == 0 for asked in rows.asked for bound in asked)
-
-
-def test_half_is_evaluated_and_half_is_kept(monkeypatch):
-    monkeypatch.setattr(CHUNK, 8 * 64)
-    rows, right = Rows((), 64), torch.ones(64, 1, dtype=torch.float64)
-    products = rows.products(8 * 64 * 36)
-    assert products.kept_numbers == 64 * 36  # 8 chunks: 1 + 2 + ... + 8 squares of 8 by 8
-    without_gradient(products, right)
-    assert sum((stop - start) * columns for start, stop, columns in rows.asked) == 64 * 36
-    without_gradient(products, right)
-    assert len(rows.asked) == 8
-    anew = rows.products(8 * 64 * 36 - 1)
-    assert anew.kept_numbers == 0
-    rows.asked.clear()
-    for count in (8, 16):
-        without_gradient(anew, right)
-        assert len(rows.asked) == count
 
 
 def rows_of_rbf(n, dtype):

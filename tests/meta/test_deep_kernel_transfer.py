@@ -114,37 +114,6 @@ def test_objectives_and_gradients_are_those_of_explicit_gaussians(kernel, data, 
             torch.testing.assert_close(gradient, other, rtol=1e-6, atol=1e-9 * max(1, largest))
 
 
-@pytest.mark.parametrize(("kernel", "m"), [("rbf", WAYS * SHOTS), (KERNELS["sum"], 0)])
-def test_gradients_are_those_of_differences(kernel, m):
-    model = DeepKernelTransfer(torch.nn.Identity(), kernel, 6).double()
-    mll, data = objective(model, m=m), classes(1)
-    names, parameters = zip(*model.named_parameters(), strict=True)
-
-    def value(x, *numbers):
-        for name, number in zip(names, numbers, strict=True):
-            module, _, last = name.rpartition(".")
-            model.get_submodule(module)._parameters[last] = number
-        given = WAYS * SHOTS
-        task = Episodes(x[:, :given], data.support_y, x[:, given:], data.query_y, WAYS)
-        return model.objective(mll, task)
-
-    points = torch.randn(1, 20, 6, generator=generator(1), dtype=torch.float64)
-    inputs = [tensor.detach().clone().requires_grad_() for tensor in (points, *parameters)]
-    assert torch.autograd.gradcheck(value, inputs, fast_mode=True)
-
-
-def test_a_graph_that_is_kept_gives_the_same_gradients_again():
-    model = transfer()
-    value = model.objective(objective(model), classes(1)).sum()
-    parameters = list(model.parameters())
-    first = torch.autograd.grad(value, parameters, retain_graph=True)
-    kept = [gradient.clone() for gradient in first]
-    twice = torch.autograd.grad(2.0 * value, parameters)
-    for gradient, copied, double in zip(first, kept, twice, strict=True):
-        assert torch.equal(gradient, copied)
-        torch.testing.assert_close(double, 2.0 * gradient)
-
-
 @pytest.mark.parametrize("conditioning", [KFold(4, seed=0), RandomHoldout(0.5)])
 def test_any_conditioning_can_be_the_objective(conditioning):
     model, data = transfer(), regression(2)
@@ -184,15 +153,6 @@ def test_a_task_does_not_depend_on_the_others_or_on_query_targets():
                 model.objective(objective(model), unknown)
     with pytest.raises(ShapeError, match="query_y"):
         Episodes(data.support_x, data.support_y, data.query_x, data.query_y[:, :1])
-
-
-def test_single_precision_agrees_with_double():
-    model, data = transfer("cosine", torch.float32), classes()
-    value = model.objective(objective(model), data.to(torch.float32))
-    assert value.dtype == torch.float32
-    model = model.double()
-    expected = model.objective(objective(model), data)
-    torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()

@@ -72,29 +72,6 @@ def gradients_of(value, model):
     return torch.autograd.grad(value.sum(), list(model.parameters()), allow_unused=True)
 
 
-class MultitaskModel(gpytorch.models.ExactGP):
-    """Several tasks at the same points."""
-
-    def __init__(self, x, y, likelihood, interleaved=True):
-        super().__init__(x, y, likelihood)
-        self.interleaved = interleaved
-        t = y.shape[-1]
-        self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), t)
-        self.covar_module = gpytorch.kernels.MultitaskKernel(
-            gpytorch.kernels.RBFKernel(), num_tasks=t, rank=1
-        )
-
-    def forward(self, x):
-        mean, covariance = self.mean_module(x), self.covar_module(x)
-        if not self.interleaved:
-            n, t = mean.shape[-2:]
-            order = torch.arange(n * t).view(n, t).mT.flatten()
-            covariance = covariance.to_dense()[..., order.unsqueeze(-1), order]
-        return gpytorch.distributions.MultitaskMultivariateNormal(
-            mean, covariance, interleaved=self.interleaved
-        )
-
-
 STRATEGIES = [
     RandomHoldout(0.3, seed=4),
     KFold(5, seed=4),

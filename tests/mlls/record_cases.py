@@ -4,9 +4,9 @@ Each name there says a model, an objective and how it is evaluated, then numbers
 :func:`build` and :func:`evaluate`. Hyperparameters, data and networks are drawn by a seed that the
 name gives, and rounded to float32, so that both types have the same.
 
-``python tests/mlls/record_cases.py`` writes the file anew and says which cases change, and by how
-much. It is only for when values are meant to change, and for cases that are new, which are written
-there with ``null``.
+``PYTHONPATH=tests python tests/mlls/record_cases.py`` writes the file anew and says which cases
+change, and by how much. It is only for when values are meant to change, and for cases that are new,
+which are written there with ``null``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import contextlib
 import json
 import math
 import zlib
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,24 +23,14 @@ import gpytorch
 import torch
 from botorch.models import KroneckerMultiTaskGP, ModelListGP, MultiTaskGP, SingleTaskGP
 from botorch.models.transforms import Normalize, Standardize
-from gpytorch.constraints import GreaterThan, Interval, Positive
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from exact_gps import PlainGP
+from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.kernels import (
-    ConstantKernel,
-    CosineKernel,
-    IndexKernel,
-    Kernel,
-    LinearKernel,
     MaternKernel,
     MultitaskKernel,
-    PeriodicKernel,
-    PiecewisePolynomialKernel,
-    PolynomialKernel,
     RBFKernel,
-    RFFKernel,
     RQKernel,
     ScaleKernel,
-    SpectralMixtureKernel,
 )
 from gpytorch.likelihoods import (
     FixedNoiseGaussianLikelihood,
@@ -50,6 +39,7 @@ from gpytorch.likelihoods import (
 )
 from gpytorch.models import ExactGP, IndependentModelList
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
+from kernel_cases import KERNELS, NUM_TASKS, matern, network
 from torch import Tensor
 
 from gpclml.conditioning import (
@@ -62,16 +52,10 @@ from gpclml.conditioning import (
 )
 from gpclml.inference import exact_posterior, likelihood_parameters, training_observations
 from gpclml.kernels import (
-    MLP,
-    CosineSimilarityKernel,
-    DeepKernel,
-    FeatureKernel,
     FourierFeatures,
-    JointSpectralMixtureKernel,
     NetworkMean,
     PolynomialFeatures,
     RandomFourierFeatures,
-    SkipFeatures,
 )
 from gpclml.linalg import ConjugateGradients
 from gpclml.meta import DeepKernelTransfer, Episodes
@@ -84,7 +68,6 @@ FLOAT64 = 1e-10
 FLOAT32 = 1e-5
 ITERATIVE = 2e-9  # the error of conjugate gradients' solves is of first order in the gradient
 ILL_CONDITIONED = 1e-2  # in float32, where nothing is compared
-NUM_TASKS = 3
 
 
 def _number(text: str) -> Any:
@@ -114,174 +97,7 @@ def exact(values: Tensor) -> Tensor:
     return values.detach().float().double()
 
 
-# --- kernels: of the number of columns, and a batch shape by keyword ---
-
-
-class ShiftedRBF(RBFKernel):
-    """A subclass, which is another kernel than its base."""
-
-    def forward(self, x1, x2, diag=False, **params):
-        return 0.9 * super().forward(x1, x2, diag=diag, **params) + 0.1
-
-
-def _network(d, outputs=2, scale=1.0):
-    return MLP([d, 4, outputs], torch.nn.Tanh, output_scale=scale)
-
-
-def _constrained(d, **b):
-    """Each constraint that GPyTorch has."""
-    periodic = PeriodicKernel(
-        period_length_constraint=Interval(0.1, 8.0),
-        lengthscale_constraint=GreaterThan(0.05),
-        **b,
-    )
-    exponential = Positive(transform=torch.exp, inv_transform=torch.log)
-    rational = RQKernel(
-        alpha_constraint=Interval(0.05, 50.0), lengthscale_constraint=exponential, **b
-    )
-    without = ScaleKernel(
-        RBFKernel(**b), outputscale_constraint=Interval(0.01, 10.0, transform=None), **b
-    )
-    return periodic * rational + without
-
-
-def _nested(d, **b):
-    first = ScaleKernel(
-        RBFKernel(active_dims=(0,), **b) * PeriodicKernel(active_dims=(0,), **b), **b
-    )
-    second = LinearKernel(active_dims=(1,), **b) + ConstantKernel(active_dims=(1,), **b)
-    return first + ScaleKernel(RQKernel(active_dims=(d - 1,), **b) * second, **b)
-
-
-def _additive(d, **b):
-    kinds = [RBFKernel, partial(MaternKernel, 1.5), RQKernel, CosineKernel]
-    total = None
-    for column in range(d):
-        kernel = kinds[column % 4](active_dims=(column,), **b)
-        term = ScaleKernel(kernel, **b)
-        total = term if total is None else total + term
-    return total
-
-
-def _scaled(make: Callable[..., Kernel]) -> Callable[..., Kernel]:
-    return lambda d, **b: ScaleKernel(make(d, **b), **b)
-
-
-def _of_tasks(make: Callable[..., Kernel], rank: int = 1) -> Callable[..., Kernel]:
-    """The kernel of all columns but the last, times that of the tasks in the last."""
-
-    def kernel(d, **b):
-        points = make(d, active_dims=tuple(range(d)), **b)
-        return points * IndexKernel(NUM_TASKS, rank=rank, active_dims=(d,), **b)
-
-    return kernel
-
-
-def _deep(make: Callable[..., Kernel], residual: bool) -> Callable[..., Kernel]:
-    def kernel(d, active_dims=None, **b):
-        count = len(active_dims) if active_dims else d
-        base = make(count + 2 if residual else 2, **b)
-        return DeepKernel(_network(count), base, residual=residual, active_dims=active_dims)
-
-    return kernel
-
-
-def _rbf(d, **b):
-    return RBFKernel(**b)
-
-
-def _rbf_ard(d, **b):
-    return RBFKernel(ard_num_dims=d, **b)
-
-
-def _matern(nu, ard=False):
-    return lambda d, **b: MaternKernel(nu, ard_num_dims=d if ard else None, **b)
-
-
-def _deep_in_sum(d, **b):
-    features = SkipFeatures([d, 4, 2], start=0.5)
-    columns = tuple(range(d)), tuple(range(d, 2 * d + 2))
-    inner = RBFKernel(ard_num_dims=d, active_dims=columns[0], **b)
-    outer = ScaleKernel(RQKernel(active_dims=columns[1], **b), **b)
-    return ScaleKernel(DeepKernel(features, inner + outer, residual=True), **b)
-
-
-KERNELS: dict[str, Callable[..., Kernel]] = {
-    "rbf": _scaled(_rbf),
-    "rbf_unscaled": _rbf,
-    "rbf_ard": _scaled(_rbf_ard),
-    "rbf_twice_scaled": _scaled(_scaled(_rbf_ard)),
-    "rbf_columns": _scaled(lambda d, **b: RBFKernel(active_dims=(d - 1,), **b)),
-    "matern12": _scaled(_matern(0.5)),
-    "matern12_ard": _scaled(_matern(0.5, True)),
-    "matern32": _scaled(_matern(1.5)),
-    "matern32_ard": _scaled(_matern(1.5, True)),
-    "matern52": _scaled(_matern(2.5)),
-    "matern52_ard": _scaled(_matern(2.5, True)),
-    "rq": _scaled(lambda d, **b: RQKernel(**b)),
-    "rq_ard": _scaled(lambda d, **b: RQKernel(ard_num_dims=d, **b)),
-    "spectral_mixture": lambda d, **b: SpectralMixtureKernel(3, ard_num_dims=d, **b),
-    "joint_spectral_mixture": lambda d, **b: JointSpectralMixtureKernel(3, d),
-    "joint_mixture_in_sum": lambda d, **b: JointSpectralMixtureKernel(2, d) + _scaled(_rbf)(d, **b),
-    "linear": _scaled(lambda d, **b: LinearKernel(**b)),
-    "linear_ard": lambda d, **b: LinearKernel(ard_num_dims=d, **b),
-    "polynomial": _scaled(lambda d, **b: PolynomialKernel(2, **b)),
-    "cubic_and_rbf": lambda d, **b: PolynomialKernel(3, **b) + _scaled(_rbf)(d, **b),
-    "periodic": _scaled(lambda d, **b: PeriodicKernel(**b)),
-    "periodic_ard": _scaled(lambda d, **b: PeriodicKernel(ard_num_dims=d, **b)),
-    "cosine": _scaled(lambda d, **b: CosineKernel(active_dims=(0,), **b)),
-    "cosine_times_rbf": lambda d, **b: CosineKernel(active_dims=(0,), **b) * _scaled(_rbf)(d, **b),
-    "cosine_similarity": _scaled(lambda d, **b: CosineSimilarityKernel()),
-    "cosine_similarity_and_rbf": lambda d, **b: CosineSimilarityKernel() + _scaled(_rbf)(d, **b),
-    "constant_and_matern": lambda d, **b: ConstantKernel(**b) + _scaled(_matern(1.5))(d, **b),
-    "constant_times_rq": lambda d, **b: ConstantKernel(**b) * RQKernel(**b),
-    "linear_and_rbf": lambda d, **b: LinearKernel(ard_num_dims=d, **b) + _scaled(_rbf_ard)(d, **b),
-    "rbf_times_periodic": _scaled(lambda d, **b: _rbf_ard(d, **b) * PeriodicKernel(**b)),
-    "matern_times_matern": lambda d, **b: (
-        MaternKernel(0.5, active_dims=(0,), **b)
-        * ScaleKernel(MaternKernel(2.5, active_dims=(1,), **b), **b)
-    ),
-    "nested": _nested,
-    "additive": _additive,
-    "constrained": _constrained,
-    "subclass": _scaled(lambda d, **b: ShiftedRBF(ard_num_dims=d, **b)),
-    "piecewise_polynomial": _scaled(lambda d, **b: PiecewisePolynomialKernel(2, **b)),
-    "fourier": _scaled(lambda d, **b: RFFKernel(7, num_dims=d, **b)),
-    "features": lambda d, **b: FeatureKernel(_network(d, 5), torch.ones(5)),
-    "features_and_rbf": lambda d, **b: FeatureKernel(_network(d, 3)) + _scaled(_rbf)(d, **b),
-    "rbf_of_tasks": _of_tasks(_rbf_ard),
-    "deep_of_tasks": _of_tasks(_deep(_rbf, False), rank=2),
-    "sum_of_tasks": lambda d, **b: (
-        _of_tasks(_matern(2.5), 2)(d, **b)
-        + ScaleKernel(_of_tasks(lambda d, **b: LinearKernel(**b))(d, **b), **b)
-    ),
-    "deep": _scaled(_deep(_rbf_ard, False)),
-    "deep_residual": _scaled(_deep(_rbf_ard, True)),
-    "deep_rq": _scaled(_deep(lambda d, **b: RQKernel(**b), False)),
-    "deep_mixture": _deep(lambda d, **b: SpectralMixtureKernel(2, ard_num_dims=d, **b), False),
-    "deep_joint_mixture": _deep(lambda d, **b: JointSpectralMixtureKernel(2, d), True),
-    "deep_cosine_similarity": _scaled(_deep(lambda d, **b: CosineSimilarityKernel(), False)),
-    "deep_polynomial": _deep(lambda d, **b: PolynomialKernel(2, **b), True),
-    "deep_linear": _deep(lambda d, **b: LinearKernel(ard_num_dims=d, **b), False),
-    "deep_and_rbf": lambda d, **b: (
-        _scaled(_rbf_ard)(d, **b) + ScaleKernel(_deep(_matern(1.5), False)(d, **b), **b)
-    ),
-    "deep_in_sum": _deep_in_sum,
-}
-
-
 # --- models ---
-
-
-class PlainGP(ExactGP):
-    """A mean and a kernel."""
-
-    def __init__(self, x, y, likelihood, mean, kernel):
-        super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = mean, kernel
-
-    def forward(self, x):
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
 class TasksGP(PlainGP):
@@ -316,7 +132,7 @@ def _several_targets(x: Tensor, y: Tensor, count: int) -> Tensor:
 
 def _mean(name: str, d: int, batch: torch.Size) -> gpytorch.means.Mean:
     if name == "network":
-        return NetworkMean(_network(d, 1))
+        return NetworkMean(network(d, 1))
     if name == "linear":
         return gpytorch.means.LinearMean(d, batch_shape=batch)
     if name == "zero":
@@ -339,11 +155,11 @@ def _plain(case: dict[str, Any], x: Tensor, y: Tensor) -> ExactGP:
         y = _several_targets(x, y, NUM_TASKS)
         likelihood = MultitaskGaussianLikelihood(NUM_TASKS, rank=case.get("noise_rank", 0))
         mean = gpytorch.means.MultitaskMean(mean, NUM_TASKS)
-        kernel = MultitaskKernel(_matern(2.5, True)(case["d"]), NUM_TASKS, rank=1)
-        return TasksGP(x, y, likelihood, mean, kernel)
+        kernel = MultitaskKernel(matern(2.5, True)(case["d"]), NUM_TASKS, rank=1)
+        return TasksGP(x, y, kernel, likelihood, mean)
     options = {"batch_shape": batch} if batch else {}
     kernel = KERNELS[case["model"]](case["d"], **options)
-    return PlainGP(x, y, likelihood, mean, kernel)
+    return PlainGP(x, y, kernel, likelihood, mean)
 
 
 def _list(case: dict[str, Any], x: Tensor, y: Tensor) -> Any:
@@ -401,7 +217,7 @@ def _linear(case: dict[str, Any], x: Tensor, y: Tensor) -> BayesianLinearModel:
 
 def _transfer(case: dict[str, Any], x: Tensor, y: Tensor) -> DeepKernelTransfer:
     kernel = case["model"].removeprefix("transfer_")
-    return DeepKernelTransfer(_network(case["d"], 4), kernel, num_features=4)
+    return DeepKernelTransfer(network(case["d"], 4), kernel, num_features=4)
 
 
 def _make(case: dict[str, Any], x: Tensor, y: Tensor) -> Any:

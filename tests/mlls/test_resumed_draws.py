@@ -30,13 +30,15 @@ def conditional(conditioning=None):
     return ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning).double()
 
 
-def of_orderings():
+def orderings():
     return conditional(RandomOrderings(3, m=10))
 
 
-def of_two_models():
+def two_models():
     model = gpytorch.models.IndependentModelList(conditional().model, conditional().model)
-    likelihood = gpytorch.likelihoods.LikelihoodList(*(one.likelihood for one in model.models))
+    likelihood = gpytorch.likelihoods.LikelihoodList(
+        *(member.likelihood for member in model.models)
+    )
     return gpytorch.mlls.SumMarginalLogLikelihood(
         likelihood, model, mll_cls=ConditionalMarginalLogLikelihood
     )
@@ -58,10 +60,10 @@ def value(mll):
     return mll(mll.model(*inputs), mll.model.train_targets)
 
 
-OBJECTIVES = [conditional, of_orderings, of_two_models, laplace]
+OBJECTIVES = [conditional, orderings, two_models, laplace]
 
 
-def a_training(mll, steps, optimizer_state=None):
+def adam_steps(mll, steps, optimizer_state=None):
     """Values of so many Adam steps."""
     optimizer = torch.optim.Adam([p for p in mll.parameters() if p.requires_grad], lr=0.05)
     if optimizer_state is not None:
@@ -79,17 +81,17 @@ def a_training(mll, steps, optimizer_state=None):
 @pytest.mark.parametrize("make", OBJECTIVES)
 def test_a_resumed_loop_is_an_uninterrupted_one_bit_for_bit(make, tmp_path):
     whole = make()
-    expected, _ = a_training(whole, 9)
-    assert len({float(one) for one in expected}) == 9
+    expected, _ = adam_steps(whole, 9)
+    assert len({float(objective) for objective in expected}) == 9
     first = make()
-    history, optimizer = a_training(first, 4)
+    history, optimizer = adam_steps(first, 4)
     torch.save({"mll": first.state_dict(), "optimizer": optimizer}, tmp_path / "loop.pt")
     value(first)  # what happens to it afterwards does not reach what was saved
     saved = torch.load(tmp_path / "loop.pt", weights_only=True)
     resumed = make()
     resumed.load_state_dict(saved["mll"])
-    history += a_training(resumed, 5, saved["optimizer"])[0]
-    assert all(torch.equal(one, other) for one, other in zip(history, expected, strict=True))
+    history += adam_steps(resumed, 5, saved["optimizer"])[0]
+    assert all(map(torch.equal, history, expected))
     for name, parameter in resumed.named_parameters():
         assert torch.equal(parameter, whole.get_parameter(name)), name
 
@@ -104,7 +106,7 @@ def test_a_state_without_draws_loads_and_leaves_them_where_they_are(make):
             parameter.add_(0.1)
     state = whole.state_dict()
     draws = [name for name in state if name.endswith("_extra_state")]
-    assert len(draws) == (2 if make is of_two_models else 1)
+    assert len(draws) == (2 if make is two_models else 1)
     loaded.load_state_dict({name: entry for name, entry in state.items() if name not in draws})
     assert torch.equal(value(loaded), value(whole))
 

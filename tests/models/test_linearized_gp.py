@@ -24,7 +24,7 @@ def drawn(*shape, seed=0):
 X, Y = drawn(N, 2, seed=1), drawn(N, seed=2)
 
 
-def parts(steps=0, noise=0.3):
+def network_and_objective(steps=0, noise=0.3):
     """A network, a bit or fully trained, its prior and noise."""
     network = MLP([2, 6, 1], torch.nn.Tanh).double()
     prior = GaussianWeightPrior(network, "layer", 2.0)
@@ -69,7 +69,7 @@ def precisions(model):
 
 
 def test_kernel_and_mean_of_the_jacobian():
-    model, _, _ = parts()
+    model, _, _ = network_and_objective()
     other = drawn(4, 2, seed=3)
     J, J2 = jacobian(model.network, X), jacobian(model.network, other)
     delta = precisions(model)
@@ -83,13 +83,13 @@ def test_kernel_and_mean_of_the_jacobian():
 
 @pytest.mark.parametrize("steps", [0, 5, 400])
 def test_the_gap_to_the_laplace_evidence(steps):
-    model, likelihood, laplace = parts(steps)
+    model, likelihood, laplace = network_and_objective(steps)
     gp = LinearizedGP(X, Y, likelihood, model)
     exact = float(ExactMarginalLogLikelihood(likelihood, gp)(gp(X), Y).detach()) * N
     value = float(laplace(model(X), Y).detach()) * N
     log_joint = laplace.log_joint(model(X), Y) * N
     gradients = torch.autograd.grad(log_joint, list(model.network.parameters()))
-    g = torch.cat([one.flatten() for one in gradients])
+    g = torch.cat([gradient.flatten() for gradient in gradients])
     J, delta = jacobian(model.network, X), precisions(model).detach()
     H = J.mT @ J / likelihood.noise.detach() + torch.diag(delta)
     gap = 0.5 * float(g @ torch.linalg.solve(H, g))
@@ -100,8 +100,8 @@ def test_the_gap_to_the_laplace_evidence(steps):
         ours = torch.autograd.grad(laplace.evidence_of(X, Y)(), hyper)
         mll = ExactMarginalLogLikelihood(likelihood, gp)
         theirs = torch.autograd.grad(mll(gp(X), Y), hyper)
-        for one, two in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+        for gradient, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-6)
 
 
 def test_what_other_libraries_ask_for_is_refused_by_name():

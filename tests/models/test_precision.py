@@ -73,11 +73,11 @@ def extreme(n, kernel, batch=()):
     return model, double
 
 
-def check_same(found, expected):
-    assert found.mean.dtype == torch.float32
+def check_same(single, expected):
+    assert single.mean.dtype == torch.float32
     deviation = expected.variance.sqrt()
-    assert ((found.mean - expected.mean).abs() < 0.05 * deviation).all()
-    assert ((found.variance.sqrt() / deviation - 1).abs() < 0.02).all()
+    assert ((single.mean - expected.mean).abs() < 0.05 * deviation).all()
+    assert ((single.variance.sqrt() / deviation - 1).abs() < 0.02).all()
 
 
 KERNELS = ["rbf", "rq", "matern", "spectral_mixture", "deep", "deep_bottleneck", "deep_joint"]
@@ -111,9 +111,9 @@ def test_gradients_reach_points_and_parameters_and_the_model_stays_single():
     model.predict(x, grad=True).mean.sum().backward()
     double.predict(x_double, grad=True).mean.sum().backward()
     torch.testing.assert_close(x.grad.double(), x_double.grad, rtol=1e-3, atol=1e-4)
-    for parameter, of_double in zip(model.parameters(), double.parameters(), strict=True):
+    for parameter, other in zip(model.parameters(), double.parameters(), strict=True):
         assert parameter.grad.dtype == torch.float32
-        torch.testing.assert_close(parameter.grad.double(), of_double.grad, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(parameter.grad.double(), other.grad, rtol=1e-3, atol=1e-3)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(isinstance(parameter, torch.nn.Parameter) for parameter in model.parameters())
 

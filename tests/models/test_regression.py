@@ -60,6 +60,21 @@ def test_every_kernel_trains_in_a_plain_loop_and_predicts(kernel, train, new_x):
     assert 50 < prediction.mean.mean() < 300  # original units
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("n", [1, 2, 60])
+def test_few_points_constant_columns_duplicates_and_float32(kernel, n, train, new_x):
+    x, y, new = train[0][:n].float(), train[1][:n].float(), new_x.float()
+    for points in (x, new):
+        points[:, 3], points[:, 7] = 288.15, 0.0
+    x[10:15] = x[0]
+    model = GPRegression(x, y, kernel=kernel)
+    steps(model, 2)
+    prediction = model.predict(new)
+    assert prediction.mean.dtype == torch.float32
+    assert prediction.mean.isfinite().all()
+    assert prediction.variance.isfinite().all()
+
+
 @pytest.mark.parametrize("kernel", ["rbf", "deep_bottleneck"])
 def test_prediction_is_gpytorchs(kernel, train, new_x):
     model = GPRegression(*train, kernel=kernel)
@@ -120,28 +135,6 @@ def test_batch_is_the_stack_of_singles(diabetes):
             torch.testing.assert_close(prediction.mean[i], alone.mean)
             torch.testing.assert_close(prediction.covariance_matrix[i], alone.covariance_matrix)
             torch.testing.assert_close(marginal.variance[i], alone.variance)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_constant_columns_duplicates_and_float32(kernel, train, new_x):
-    x, y = train[0].float(), train[1].float()
-    x[:, 3], x[:, 7] = 288.15, 0.0
-    x[10:15] = x[0]
-    new = new_x.float()
-    new[:, 3], new[:, 7] = 288.15, 0.0
-    model = GPRegression(x, y, kernel=kernel)
-    steps(model)
-    prediction = model.predict(new)
-    assert prediction.mean.dtype == torch.float32
-    assert prediction.mean.isfinite().all()
-    assert prediction.variance.isfinite().all()
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_one_and_two_points(kernel, train, new_x):
-    for n in (1, 2):
-        model = GPRegression(train[0][:n], train[1][:n], kernel=kernel)
-        assert model.predict(new_x).mean.isfinite().all()
 
 
 def test_the_seed_decides_and_the_global_rng_is_untouched(train):
@@ -224,9 +217,10 @@ def test_units_do_not_matter(kernel, train, new_x):
     first = GPRegression(x, y, kernel=kernel, warm_start=False)
     second = GPRegression(x * factor + shift, 7 * y - 300, kernel=kernel, warm_start=False)
     torch.testing.assert_close(lml(first), lml(second))
-    one, two = first.predict(new_x), second.predict(new_x * factor + shift)
-    torch.testing.assert_close(two.mean, 7 * one.mean - 300, rtol=1e-3, atol=0.1)
-    torch.testing.assert_close(two.covariance_matrix, 49 * one.covariance_matrix, rtol=1e-3, atol=1)
+    ours, other = first.predict(new_x), second.predict(new_x * factor + shift)
+    torch.testing.assert_close(other.mean, 7 * ours.mean - 300, rtol=1e-3, atol=0.1)
+    covariance = 49 * ours.covariance_matrix
+    torch.testing.assert_close(other.covariance_matrix, covariance, rtol=1e-3, atol=1)
     torch.testing.assert_close(second.target_scale, 7 * first.target_scale)
 
 
@@ -242,7 +236,7 @@ def test_target_scale_turns_densities_into_original_units(train):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_an_objective_refuses_targets_in_original_units(train, dtype):
-    x, y = (part.to(dtype) for part in train)
+    x, y = (values.to(dtype) for values in train)
     model = GPRegression(x, y, kernel="rbf")
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
     for original in (y, y.clone(), y.unsqueeze(-1).squeeze(-1)):
@@ -282,24 +276,6 @@ def test_targets_that_are_standardized_already_are_taken(train):
         torch.testing.assert_close(
             mll(model(x), target), mll(model(x), model.train_targets), rtol=1e-9, atol=1e-12
         )
-
-
-def test_where_reads_wait_targets_are_compared_until_some_have_passed(train, monkeypatch):
-    x, y = train
-    model = GPRegression(x, y)
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
-    monkeypatch.setattr("gpclml.models.regression.reads_are_free", lambda device: False)
-    compared = []
-    before = torch.allclose
-    monkeypatch.setattr(torch, "allclose", lambda *a, **k: compared.append(a) or before(*a, **k))
-    with pytest.raises(ArgumentError, match="original units"):
-        mll(model(x), y)
-    compared.clear()
-    mll(model(x), model.train_targets)
-    assert not compared
-    for _ in range(3):
-        mll(model(x), model.train_targets.clone())
-    assert len(compared) == 1
 
 
 def test_missing_targets(train, new_x):
@@ -378,25 +354,18 @@ def test_bad_points(x, error):
         batch.predict(torch.randn(3, 5, 2))
 
 
-def test_deepcopy_and_pickle_even_after_a_prediction(train, new_x):
-    model = GPRegression(*train, kernel="deep")
-    model.eval()
-    model(new_x).mean.sum().backward()
-    expected = model.predict(new_x).mean
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(copied.predict(new_x).mean, expected)
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_save_and_load_give_the_same_predictions(kernel, train, new_x, tmp_path):
+def test_files_and_copies_give_the_same_predictions(kernel, train, new_x, tmp_path):
     model = GPRegression(*train, kernel=kernel, mean="mlp", num_mixtures=3)
     steps(model, 2)
     path = tmp_path / "model.pt"
     model.save(path)
     loaded = GPRegression.load(path)
-    one, two = model.predict(new_x), loaded.predict(new_x)
-    assert torch.equal(one.mean, two.mean)
-    assert torch.equal(one.covariance_matrix, two.covariance_matrix)
+    expected = model.predict(new_x)
+    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        prediction = other.predict(new_x)
+        assert torch.equal(prediction.mean, expected.mean)
+        assert torch.equal(prediction.covariance_matrix, expected.covariance_matrix)
     assert torch.equal(model.train_targets, loaded.train_targets)
     assert list(tmp_path.iterdir()) == [path]
     assert torch.equal(steps(model, 1), steps(loaded, 1))
@@ -429,21 +398,8 @@ def test_save_and_load_with_missing_targets_batches_and_given_parts(diabetes, tm
 
 def test_files_that_cannot_be_read_or_written(train, tmp_path):
     model = GPRegression(*train)
-    with pytest.raises(DataError, match="cannot write"):
-        model.save(tmp_path / "missing" / "model.pt")
-    with pytest.raises(DataError, match="cannot write"):
-        model.save(tmp_path)
+    for path in (tmp_path / "missing" / "model.pt", tmp_path):
+        with pytest.raises(DataError, match="cannot write"):
+            model.save(path)
     with pytest.raises(DataError, match="no file"):
         GPRegression.load(tmp_path / "model.pt")
-    path = tmp_path / "model.pt"
-    model.save(path)
-    for content in [b"", b"nonsense", path.read_bytes()[:500]]:
-        path.write_bytes(content)
-        with pytest.raises(DataError, match="damaged"):
-            GPRegression.load(path)
-    torch.save({"format": "other"}, path)
-    with pytest.raises(DataError, match=r"not a gpclml\.GPRegression checkpoint"):
-        GPRegression.load(path)
-    torch.save({"format": "gpclml.GPRegression", "version": 99}, path)
-    with pytest.raises(DataError, match="version 99"):
-        GPRegression.load(path)

@@ -52,11 +52,11 @@ def test_arrays_and_data_frames_are_the_tensors(frame, targets):
         assert same(model, expected)
         for points in (new, new.to_numpy(), torch.tensor(new.to_numpy())):
             torch.testing.assert_close(model.predict(points).mean, prediction)
-    one = GPRegression(frame["bmi"], targets)
-    assert one.train_inputs[0].shape == (30, 1)
-    assert one.predict(frame["bmi"]).mean.shape == (30,)
+    column = GPRegression(frame["bmi"], targets)
+    assert column.train_inputs[0].shape == (30, 1)
+    assert column.predict(frame["bmi"]).mean.shape == (30,)
     with pytest.raises(ArgumentError, match="columns age, expected columns bmi"):
-        one.predict(frame["age"])
+        column.predict(frame["age"])
 
 
 def test_arrays_are_copied(frame, targets):
@@ -118,13 +118,13 @@ def test_missing_values_of_pandas(frame, targets):
 def test_columns_are_kept_and_checked(frame, targets, tmp_path):
     model = GPRegression(frame, targets)
     model.save(tmp_path / "a.pt")
-    for one in (model, model.with_kernel("rq"), GPRegression.load(tmp_path / "a.pt")):
+    for other in (model, model.with_kernel("rq"), GPRegression.load(tmp_path / "a.pt")):
         for wrong in (frame[["sex", "age", "bmi"]], frame.rename(columns={"bmi": "bp"})):
             with pytest.raises(ArgumentError, match=r"x\[\[\.\.\.\]\]"):
-                one.predict(wrong)
+                other.predict(wrong)
             with pytest.raises(ArgumentError, match="X: got columns"):
-                one.posterior(wrong)
-        one.predict(frame.to_numpy())
+                other.posterior(wrong)
+        other.predict(frame.to_numpy())
     GPRegression(frame.to_numpy(), targets.to_numpy()).predict(frame)  # nothing to compare with
     with pytest.raises(ShapeError):
         model.predict(frame.to_numpy()[:, :2])
@@ -188,12 +188,12 @@ def test_posterior_leaves_out_the_noise_by_default_and_takes_variances(frame, ta
     model = GPRegression(x, y)
     plain = model.posterior(x[:4]).variance
     assert torch.equal(plain, model.posterior(x[:4], observation_noise=False).variance)
-    own = model.likelihood.noise.detach().reshape(1, 1).expand(4, 1)
-    given = model.posterior(x[:4], observation_noise=own).variance
+    noise = model.likelihood.noise.detach().reshape(1, 1).expand(4, 1)
+    given = model.posterior(x[:4], observation_noise=noise).variance
     torch.testing.assert_close(given, model.posterior(x[:4], observation_noise=True).variance)
     assert bool((given > plain).all())
     with pytest.raises(ShapeError, match="observation_noise"):
-        model.posterior(x[:4], observation_noise=own[:3])
+        model.posterior(x[:4], observation_noise=noise[:3])
 
 
 def test_posterior_of_a_batch_and_transformed(diabetes):

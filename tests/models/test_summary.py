@@ -23,8 +23,8 @@ def test_lengthscales_noise_and_mean_are_also_in_the_units_of_the_data():
     model.likelihood.noise = 0.25
     model.covar_module.outputscale = 4.0
     model.mean_module.initialize(constant=0.5)
-    found = model.summary()
-    assert found.loc["RBFKernel.lengthscale[age]", "value"] == pytest.approx(2.0)
+    table = model.summary()
+    assert table.loc["RBFKernel.lengthscale[age]", "value"] == pytest.approx(2.0)
     expected = {
         "RBFKernel.lengthscale[age]": 2.0 * frame().age.std(),
         "RBFKernel.lengthscale[height]": 3.0 * frame().height.std(),
@@ -32,7 +32,7 @@ def test_lengthscales_noise_and_mean_are_also_in_the_units_of_the_data():
         "ScaleKernel.outputscale": 4.0 * y.var(),
         "ConstantMean.constant": y.mean() + 0.5 * y.std(),
     }
-    assert found.original.to_dict() == pytest.approx(expected)
+    assert table.original.to_dict() == pytest.approx(expected)
     linear = BayesianLinearModel(torch.rand(9, 3), torch.rand(9), noise=0.5).summary()
     assert linear.loc["GaussianLikelihood.noise"].tolist() == pytest.approx([0.5, 0.5])
 
@@ -40,10 +40,10 @@ def test_lengthscales_noise_and_mean_are_also_in_the_units_of_the_data():
 @pytest.mark.parametrize("kernel", ["deep", "deep_bottleneck"])
 def test_weights_of_networks_are_counted_and_lengthscales_of_features_have_no_units(kernel):
     model = GPRegression(torch.rand(9, 2), torch.rand(9), kernel, hidden=[4], num_features=2)
-    found = model.summary()
+    table = model.summary()
     inside = sum(p.numel() for p in model.covar_module.base_kernel.feature_extractor.parameters())
-    assert f"{inside} weights of networks" in found.index
-    rows = found[found.index.str.contains("lengthscale")]
+    assert f"{inside} weights of networks" in table.index
+    rows = table[table.index.str.contains("lengthscale")]
     assert len(rows) >= 2
     assert rows.original.isna().all()
 
@@ -74,21 +74,21 @@ def test_a_scale_inside_a_product_has_no_units():
 def test_a_batch_has_a_row_for_each_element():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(2, 8, 3, generator=generator), torch.rand(2, 8, generator=generator)
-    found = GPRegression(x, y, "rbf").summary()
+    table = GPRegression(x, y, "rbf").summary()
     for k in range(2):
         alone = GPRegression(x[k], y[k], "rbf").summary().original
-        assert found.loc[f"GaussianLikelihood.noise[{k}]", "original"] == pytest.approx(
+        assert table.loc[f"GaussianLikelihood.noise[{k}]", "original"] == pytest.approx(
             alone["GaussianLikelihood.noise"], rel=1e-5
         )
         for j in range(3):
-            assert found.loc[f"RBFKernel.lengthscale[{k}, {j}]", "original"] == pytest.approx(
+            assert table.loc[f"RBFKernel.lengthscale[{k}, {j}]", "original"] == pytest.approx(
                 alone[f"RBFKernel.lengthscale[{j}]"], rel=1e-5
             )
 
 
 def test_a_notebook_shows_it_escaped():
-    table = frame().rename(columns={"age": "<b>"})
-    shown = GPRegression(table, pd.Series([3.0, 1, 4, 1, 5]), "rbf")._repr_html_()
+    x = frame().rename(columns={"age": "<b>"})
+    shown = GPRegression(x, pd.Series([3.0, 1, 4, 1, 5]), "rbf")._repr_html_()
     assert "<b>" not in shown
     assert "RBFKernel.lengthscale[&lt;b&gt;]" in shown
     assert "training inputs 5 x 2" in shown

@@ -21,16 +21,16 @@ FEW = [1e-12, 1e-6, 1e-3, 1e6, 1e12]
 TYPES = [torch.float64, torch.float32]
 
 
-def data(dtype, scale=1.0, of_inputs=1.0):
+def data(dtype, scale=1.0, input_scale=1.0):
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(30, 2, generator=generator, dtype=torch.float64) + 1
     noise = torch.randn(30, generator=generator, dtype=torch.float64)
     y = scale * (3 + torch.sin(5 * x[:, 0]) + 0.1 * noise)
-    x = of_inputs * x
+    x = input_scale * x
     return x[:20].to(dtype), y[:20].to(dtype), x[20:].to(dtype), y[20:].to(dtype)
 
 
-def with_parameters(model, noise=0.01):
+def fitted_model(model, noise=0.01):
     """Hyperparameters as they are after a fit, the same whatever the data."""
     model.likelihood.noise = noise
     model.covar_module.base_kernel.lengthscale = 0.7
@@ -42,7 +42,7 @@ def numbers(model, x, y, scale, **options):
     """All that a user gets of a prediction, over the scale."""
     normal = model.predict(x, **options)
     low, high = normal.confidence_region()
-    one = torch.zeros(3, *normal.mean.shape, dtype=x.dtype) + 0.5
+    base = torch.full((3, *normal.mean.shape), 0.5, dtype=x.dtype)
     return torch.cat(
         [
             normal.mean / scale,
@@ -50,7 +50,7 @@ def numbers(model, x, y, scale, **options):
             normal.variance / scale / scale,
             low / scale,
             high / scale,
-            (normal.rsample(torch.Size([3]), one) / scale).flatten(),
+            (normal.rsample(torch.Size([3]), base) / scale).flatten(),
             (normal.log_prob(y) + len(y) * math.log(scale)).reshape(1),
             normal[2:5].stddev / scale,
             (normal * 2.0).stddev / scale,
@@ -64,45 +64,45 @@ def test_predictions_scale_with_the_targets(dtype, marginal, solver):
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         x, y, new_x, new_y = data(dtype)
-        model = with_parameters(GPRegression(x, y))
+        model = fitted_model(GPRegression(x, y))
         expected = numbers(model, new_x, new_y, 1.0, marginal=marginal, solver=solver)
         tolerance = 1e-6 if dtype == torch.float64 else 1e-4  # conjugate gradients and log_prob
         for scale in SCALES:
             x, y, new_x, new_y = data(dtype, scale)
-            model = with_parameters(GPRegression(x, y))
-            found = numbers(model, new_x, new_y, scale, marginal=marginal, solver=solver)
-            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+            model = fitted_model(GPRegression(x, y))
+            values = numbers(model, new_x, new_y, scale, marginal=marginal, solver=solver)
+            torch.testing.assert_close(values, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_predictions_do_not_depend_on_the_units_of_inputs(dtype):
+def test_predictions_do_not_depend_on_the_units_input_scale(dtype):
     with torch.no_grad():
         x, y, new_x, _ = data(dtype)
-        expected = with_parameters(GPRegression(x, y)).predict(new_x, marginal=True)
+        expected = fitted_model(GPRegression(x, y)).predict(new_x, marginal=True)
         for scale in SCALES:
-            x, y, new_x, _ = data(dtype, of_inputs=scale)
-            found = with_parameters(GPRegression(x, y)).predict(new_x, marginal=True)
+            x, y, new_x, _ = data(dtype, input_scale=scale)
+            normal = fitted_model(GPRegression(x, y)).predict(new_x, marginal=True)
             rounding = 1e-6 if dtype == torch.float64 else 2e-5  # of x, before it is standardized
-            torch.testing.assert_close(found.mean, expected.mean, rtol=rounding, atol=0)
-            torch.testing.assert_close(found.stddev, expected.stddev, rtol=rounding, atol=0)
+            torch.testing.assert_close(normal.mean, expected.mean, rtol=rounding, atol=0)
+            torch.testing.assert_close(normal.stddev, expected.stddev, rtol=rounding, atol=0)
 
 
 def test_fitted_predictions_scale_with_targets_and_inputs():
-    def fitted(scale, of_inputs):
-        x, y, new_x, new_y = data(torch.float64, scale, of_inputs)
+    def fitted(scale, input_scale):
+        x, y, new_x, new_y = data(torch.float64, scale, input_scale)
         model = GPRegression(x, y)
         fit_mll(ExactMarginalLogLikelihood(model.likelihood, model), progress=False)
-        found = predicted(model, new_x)
-        coverage = prediction_scores(new_y, found).coverage
-        return found.mean / scale, found.std / scale, coverage
+        prediction = predicted(model, new_x)
+        coverage = prediction_scores(new_y, prediction).coverage
+        return prediction.mean / scale, prediction.std / scale, coverage
 
     mean, deviation, coverage = fitted(1.0, 1.0)
     for scale in FEW:
-        for of_inputs in (1.0, 1 / scale):
-            of_scale = fitted(scale, of_inputs)
-            torch.testing.assert_close(of_scale[0], mean, rtol=1e-6, atol=0)
-            torch.testing.assert_close(of_scale[1], deviation, rtol=1e-6, atol=0)
-            assert of_scale[2] == coverage
+        for input_scale in (1.0, 1 / scale):
+            converted = fitted(scale, input_scale)
+            torch.testing.assert_close(converted[0], mean, rtol=1e-6, atol=0)
+            torch.testing.assert_close(converted[1], deviation, rtol=1e-6, atol=0)
+            assert converted[2] == coverage
 
 
 def test_other_predictions_and_scores_of_small_targets():
@@ -118,11 +118,10 @@ def test_other_predictions_and_scores_of_small_targets():
         model.mean_module.constant = 3 * scale
         score = marginal_log_predictive(model, new_x, new_y)
         densities.append(score + math.log(scale))
-        named = {"one": with_parameters(GPRegression(x, y))}
-        scores = score_models(named).scores["one"]
+        scores = score_models({"a": fitted_model(GPRegression(x, y))}).scores["a"]
         loo.append(scores.loo_variance.sqrt() / scale)
-    for found in (deviations, densities, loo):
-        torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=0)
+    for values in (deviations, densities, loo):
+        torch.testing.assert_close(values[1], values[0], rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -131,9 +130,9 @@ def test_a_standardizer_of_any_magnitude_is_right(dtype):
     values = torch.tensor([-0.5, 0.25, 0.5, torch.nan], dtype=dtype)
     expected = Standardizer.fit(values, -1)
     for scale in (largest, 2.0**100, 2.0**-100, torch.finfo(dtype).tiny * 8):
-        found = Standardizer.fit(values * scale, -1)
-        torch.testing.assert_close(found.scale / scale, expected.scale)
-        torch.testing.assert_close(found.offset / scale, expected.offset)
+        fitted = Standardizer.fit(values * scale, -1)
+        torch.testing.assert_close(fitted.scale / scale, expected.scale)
+        torch.testing.assert_close(fitted.offset / scale, expected.offset)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 1e300), (torch.float32, 1e38)])
@@ -145,13 +144,13 @@ def test_targets_whose_variance_the_type_cannot_hold_are_refused(dtype, size):
     with pytest.raises(ArgumentError, match="train_y"):
         GPRegression(x, y / size)
     half = size**0.35
-    model = with_parameters(GPRegression(x, y * half))
-    reference = with_parameters(GPRegression(x, y))
+    model = fitted_model(GPRegression(x, y * half))
+    reference = fitted_model(GPRegression(x, y))
     torch.testing.assert_close(
         model.predict(x).stddev / half, reference.predict(x).stddev, rtol=1e-5, atol=0
     )
     large = GPRegression(x * size**0.9, y)
     torch.testing.assert_close(
-        with_parameters(large).predict(x * size**0.9).mean,
+        fitted_model(large).predict(x * size**0.9).mean,
         reference.predict(x).mean, rtol=1e-4, atol=1e-5,
     )  # fmt: skip
