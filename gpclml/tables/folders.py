@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,8 +22,6 @@ from gpclml._utils.files import write_atomically
 from gpclml.errors import DataError
 
 _VERSION = 3
-_HALF_WRITTEN = re.compile(r".+\.[0-9a-f]{32}\.part")  # by a run that was killed
-
 
 Kind = Literal["model", "report"]
 """What a folder holds; its record is the file of this name, with ``.json`` after it."""
@@ -103,10 +100,9 @@ def open_work_folder(out: Path, kind: Kind) -> Iterator[Path]:
     except OSError as error:
         said = f"--out: cannot write in {out.parent} ({error.strerror})"
         raise DataError(f"{said}. Name a folder elsewhere.") from error
-    # Half-written files would be in the result, and not in its record.
-    for path in work.rglob("*.part"):
-        if _HALF_WRITTEN.fullmatch(path.name):
-            path.unlink()
+    # Files half written by a run that was killed would be in the result, and not in its record.
+    for path in work.rglob("gpclml.*.part"):
+        path.unlink()
     try:
         yield work
         _check_replaceable(out, kind)  # somebody may have written there meanwhile
@@ -140,10 +136,12 @@ def _check_replaceable(folder: Path, kind: Kind) -> None:
         name, is_link = path.relative_to(folder).as_posix(), path.is_symlink()
         if not is_link and (path.is_dir() or name == f"{kind}.json"):
             continue
-        if is_link or name not in files:
-            raise _in_the_way(path, "is there and was not written by this command")
-        if sha256_of(path) != files[name]:
-            raise _in_the_way(path, "has been changed since gpclml wrote it")
+        what = "is there and was not written by this command"
+        if not is_link and name in files:
+            if sha256_of(path) == files[name]:
+                continue
+            what = "has been changed since gpclml wrote it"
+        raise DataError(f"--out: {path} {what}. Move it elsewhere, or name another folder.")
 
 
 def _is_empty(folder: Path) -> bool:
@@ -160,10 +158,6 @@ def _resolved(out: Path) -> Path:
     if not out.parent.is_dir():
         raise DataError(f"--out: there is no folder {out.parent}. Make it first.")
     return out.parent.resolve() / out.name
-
-
-def _in_the_way(path: Path, what: str) -> DataError:
-    return DataError(f"--out: {path} {what}. Move it elsewhere, or name another folder.")
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

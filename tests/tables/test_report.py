@@ -20,13 +20,11 @@ from gpclml.tables.encoding import fit_inputs, kind_of
 from gpclml.tables.page import (
     answer,
     columns_in_words,
-    effect_table,
     figure,
     headline,
     score_table,
 )
 from gpclml.tables.predictions import (
-    ColumnEffect,
     PredictionScores,
     choose,
     clearly_smaller,
@@ -204,13 +202,10 @@ def test_effects_are_those_of_shuffled_columns():
     assert "No single column" in columns_in_words([effects["b"]])
 
 
-def test_table_of_scores_and_of_effects(targets):
+def test_scores_are_rounded_to_two_digits_of_their_errors(targets):
     scores = {"rbf": normals(1e5 * targets, 64_805.0, 1e5)}
     shown = score_table(choose(["rbf"], scores), scores)
-    # Errors are rounded to two digits of theirs.
     assert shown.loc["rbf", ["typical error", "explained"]].tolist() == ["64920 ± 610", ""]
-    effects = [ColumnEffect(f"x{number}", 1.0, 0.1) for number in range(20)]
-    assert len(effect_table(effects)) == 12
 
 
 VOID = {"meta", "img", "source", "br", "hr", "link", "input"}
