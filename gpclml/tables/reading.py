@@ -1,4 +1,4 @@
-"""Reads tables from CSV and Parquet files, and draws rows."""
+"""Reads tables from CSV and Parquet files."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas
-import torch
 from pandas.api.types import is_numeric_dtype
-from torch import Generator, Tensor
 
-from gpclml._utils.arguments import seeded
 from gpclml.errors import DataError
 from gpclml.tables.encoding import column_of
 
@@ -262,27 +258,3 @@ def _decimal_marks(cells: list[str]) -> list[str]:
         if any(number.endswith("0") for number in marked):
             return [_THOUSANDS[used[0]]]
     return marks
-
-
-@dataclass(frozen=True, eq=False)
-class TrainTestSplit:
-    """Row numbers of a table, from 0, split into training and test rows.
-
-    Attributes:
-        train: Training rows, ``(num_train,)``, int64.
-        test: Test rows, ``(num_test,)``, int64.
-    """
-
-    train: Tensor
-    test: Tensor
-
-
-def split(n: int, seed: int | Generator, test_fraction: float = 0.1) -> TrainTestSplit:
-    """A random split of ``n`` rows, of which the fraction, rounded, are test rows."""
-    order, num_test = torch.randperm(n, generator=seeded(seed)), round(n * test_fraction)
-    return TrainTestSplit(train=order[num_test:], test=order[:num_test])
-
-
-def subset(train: Tensor, n: int, seed: int | Generator) -> Tensor:
-    """Random training rows, ``(n,)``; with one seed those of a larger ``n`` begin with them."""
-    return train[torch.randperm(len(train), generator=seeded(seed))[:n]]

@@ -18,27 +18,7 @@ from gpclml import Regressor
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.tables.data import TableOptions, read_table_data, read_times, split_rows
 from gpclml.tables.encoding import InputEncoding, fit_inputs, kind_of
-from gpclml.tables.reading import read_table, split, subset
-
-
-def test_a_split_depends_on_the_seed_only():
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    halves, other = split(100, 3), split(100, 4)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert halves.test[:5].tolist() == [86, 42, 89, 92, 3]
-    assert not torch.equal(halves.test.sort().values, other.test.sort().values)
-    assert torch.cat([halves.train, halves.test]).sort().values.tolist() == list(range(100))
-    assert len(split(101, 3, 0.34).test) == 34
-
-
-def test_subsets_are_nested_and_of_training_rows_only():
-    train = split(200, 0).train
-    small, large = subset(train, 50, seed=1), subset(train, 100, seed=1)
-    assert torch.equal(large[:50], small)
-    assert len(set(large.tolist())) == 100
-    assert set(large.tolist()) <= set(train.tolist())
-    assert not torch.equal(small, subset(train, 50, seed=2))
+from gpclml.tables.reading import read_table
 
 
 def test_splits_have_targets_follow_the_seed_and_the_limit():
