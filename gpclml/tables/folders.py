@@ -58,14 +58,13 @@ def read_record(folder: Path, kind: Kind) -> dict[str, Any] | None:
 
 def files_of(path: Path, record: Mapping[str, Any]) -> dict[str, str]:
     """SHA-256 of the files that a record names, by name; refuses a record that was changed."""
-    wrong = ""
     if record.get("version") != _VERSION:
         wrong = "was written by another release"
-    elif record.get("checksum") != _checksum(record) or not isinstance(record.get("files"), dict):
+    elif record.get("checksum") != _checksum(record):
         wrong = "is damaged, or has been changed since gpclml wrote it"
-    if wrong:
-        raise DataError(f"{path} {wrong}. Move the folder elsewhere, or name another one.")
-    return record["files"]
+    else:
+        return record["files"]
+    raise DataError(f"{path} {wrong}. Move the folder elsewhere, or name another one.")
 
 
 def sha256_of(path: Path) -> str:
@@ -93,8 +92,7 @@ def open_work_folder(out: Path, kind: Kind) -> Iterator[Path]:
     """
     out, work = _resolved(out), work_folder_of(out)
     _check_replaceable(out, kind)
-    if work.is_symlink():
-        raise DataError(f"--out: {work} is a link. Name the folder itself, or another one.")
+    _check_no_link(work)
     try:
         work.mkdir(exist_ok=True)
     except OSError as error:
@@ -119,16 +117,16 @@ def open_work_folder(out: Path, kind: Kind) -> Iterator[Path]:
 
 def _check_replaceable(folder: Path, kind: Kind) -> None:
     """Refuses a folder unless it is new, empty, or as the command wrote it."""
-    if folder.is_symlink():
-        raise DataError(f"--out: {folder} is a link. Name the folder itself, or another one.")
+    _check_no_link(folder)
     if Path.cwd().is_relative_to(folder):
         raise DataError(f"--out: {folder} is the current folder, or holds it. Name a new one.")
     if not folder.exists() or _is_empty(folder):
         return
     path, record = folder / f"{kind}.json", read_record(folder, kind)
     if record is None:
-        why = f"it has no {path.name}" if folder.is_dir() else "it is no folder"
-        why = f"its {path.name} is of another program" if path.exists() else why
+        why = f"it has no {path.name}"
+        if path.exists():
+            why = f"its {path.name} is of another program"
         what = f"{folder} is there and was not written by this command ({why})"
         raise DataError(f"--out: {what}. Name another folder.")
     files = files_of(path, record)
@@ -142,6 +140,11 @@ def _check_replaceable(folder: Path, kind: Kind) -> None:
                 continue
             what = "has been changed since gpclml wrote it"
         raise DataError(f"--out: {path} {what}. Move it elsewhere, or name another folder.")
+
+
+def _check_no_link(folder: Path) -> None:
+    if folder.is_symlink():
+        raise DataError(f"--out: {folder} is a link. Name the folder itself, or another one.")
 
 
 def _is_empty(folder: Path) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas
 import torch
@@ -167,18 +167,18 @@ def figure(value: float, digits: int = 3) -> str:
     if math.isnan(value) or value == 0:
         return "" if math.isnan(value) else "0"
     if _is_long(value):
-        return _minus(f"{value:.{digits}g}")
-    return _minus(f"{Decimal(f'{value:#.{digits}g}'):f}")
+        return f"{value:.{digits}g}"
+    return f"{Decimal(f'{value:#.{digits}g}'):f}"
 
 
 def percent(share: float) -> str:
     """A share in percent, rounded to a whole number, with a non-breaking space; empty for NaN."""
-    return "" if math.isnan(share) else _minus(f"{round(100 * share)}\N{NO-BREAK SPACE}%")
+    return "" if math.isnan(share) else f"{100 * share:.0f}\N{NO-BREAK SPACE}%"
 
 
-def value_text(value: float, error: float = math.nan, digits: int = 1) -> str:
+def criterion_text(value: float, error: float = math.nan, digits: int = 1) -> str:
     """A number and its error, if it has one, as text; empty for NaN."""
-    text = "" if math.isnan(value) else _minus(f"{value:.{digits}f}")
+    text = "" if math.isnan(value) else f"{value:.{digits}f}"
     return text if math.isnan(error) else f"{text} ± {error:.{digits}f}"
 
 
@@ -189,15 +189,11 @@ def value_and_error(value: float, error: float) -> str:
     if _is_long(value):
         return f"{figure(value)} ± {figure(error, 2)}"
     digits = Decimal(f"{error:.1e}")
-    return _minus(f"{Decimal(value).quantize(digits):f} ± {digits:f}")
+    return f"{Decimal(value).quantize(digits):f} ± {digits:f}"
 
 
 def _is_long(value: float) -> bool:
     return not 1e-4 <= abs(value) < 1e7
-
-
-def _minus(text: str) -> str:
-    return text.replace("-", "\N{MINUS SIGN}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,27 +216,25 @@ class Report:
     made: str
 
     @property
-    def headline(self) -> str:
-        """Which model to use."""
-        return headline(self.choice, self.options.table.target)
-
-    @property
-    def answer(self) -> list[str]:
-        """Sentences on the chosen model."""
-        count, column = len(self.data.test[1]), self.options.table.time_column
-        rows = f"{count} test rows" if column is None else f"latest {count} rows by {column}"
-        rows = f"the {rows}, which no fit has seen,"
-        return answer(self.choice, self.texts[self.choice.name], self.scores, rows)
-
-    @property
     def texts(self) -> Mapping[str, str]:
         """What each model is."""
         return {**YARDSTICKS, **{name: DESCRIPTIONS[name] for name in self.fitted}}
 
     @property
-    def score_table(self) -> pandas.DataFrame:
-        """Test scores as texts, with marks at models whose fit is in doubt."""
-        return score_table(self.choice, self.scores, marks(self.comparison, self.fitted))
+    def words(self) -> dict[str, Any]:
+        """What page and terminal both say: headline, answer, table of scores, and columns."""
+        count, column = len(self.data.test[1]), self.options.table.time_column
+        rows = f"{count} test rows" if column is None else f"latest {count} rows by {column}"
+        rows = f"the {rows}, which no fit has seen,"
+        description = self.texts[self.choice.name]
+        marked = marks(self.comparison, self.fitted)
+        return {
+            "headline": headline(self.choice, self.options.table.target),
+            "answer": " ".join(answer(self.choice, description, self.scores, rows)),
+            "score_table": score_table(self.choice, self.scores, marked),
+            "columns": columns_in_words(self.effects),
+            "marks": marked,
+        }
 
 
 def page_of(report: Report) -> str:
@@ -255,16 +249,15 @@ def page_of(report: Report) -> str:
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, autoescape=True,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
+    templates.globals.update(
+        percent=percent, value_and_error=value_and_error, criterion_text=criterion_text
+    )
     targets = report.data.test[1]
     return templates.get_template("page.html.jinja").render(
         report=report,
-        columns=columns_in_words(report.effects),
+        **report.words,
         fitted=fitted,
         fit_command=command.command("fit"),
-        marks=marks(comparison, report.fitted),
-        percent=percent,
-        value_and_error=value_and_error,
-        value_text=value_text,
         versions=package_versions(),
         num_test=len(targets),
         most_drawn=_MOST_DRAWN,
@@ -279,21 +272,20 @@ _ON_FITS = "fit-failed", "below-contained", "not-scored"
 
 def report_text(report: Report) -> list[str]:
     """What the page says, in lines for a terminal."""
-    comparison, fitted = report.comparison, report.fitted
+    comparison, fitted, words = report.comparison, report.fitted, report.words
     # Sentences end with the findings, of which a terminal shows those on fits alone.
     criteria = comparison.sentences[: len(comparison.sentences) - len(comparison.findings)]
-    said = [
-        report.headline,
-        " ".join(report.answer),
+    return [
+        words["headline"],
+        words["answer"],
         "",
-        *report.score_table.to_string().split("\n"),
+        *words["score_table"].to_string().split("\n"),
         "",
-        columns_in_words(report.effects),
+        words["columns"],
         *([f"Of the single Gaussian processes: {' '.join(criteria)}"] if criteria else []),
         *(finding.text for finding in comparison.findings if finding.name in _ON_FITS),
         *(f"{name}: {fit.note}" for name, fit in fitted.items() if fit.note and not fit.problem),
     ]
-    return [line.replace("\N{MINUS SIGN}", "-") for line in said]  # code pages of Windows lack it
 
 
 # Letters of 10 points in 5.6 inches are legible on a page 390 pixels wide, and not large on a wide

@@ -154,8 +154,8 @@ def test_the_answer_has_the_figures(targets):
     ("value", "text"),
     [
         (0.0, "0"), (math.nan, ""), (56.417, "56.4"), (1234.6, "1230"), (0.012345, "0.0123"),
-        (-7.0, "\N{MINUS SIGN}7.00"), (123456.0, "123000"), (2.5e9, "2.5e+09"),
-        (3e-7, "3e\N{MINUS SIGN}07"),
+        (-7.0, "-7.00"), (123456.0, "123000"), (2.5e9, "2.5e+09"),
+        (3e-7, "3e-07"),
     ],
 )  # fmt: skip
 def test_figures_have_three_digits(value, text):
@@ -280,7 +280,7 @@ def test_it_has_the_answer_the_table_and_how_it_was_made(page, record):
     text = " ".join(" ".join(page.texts).split())
     for name, scores in record["models"].items():
         assert name in page.texts
-        assert f"{scores['lml']:.1f}".replace("-", "\N{MINUS SIGN}") in page.texts
+        assert f"{scores['lml']:.1f}" in page.texts
     for sentence in (*record["sentences"], *record["notes"]):
         assert " ".join(sentence.split()) in text
     assert record["command"] in text
