@@ -291,7 +291,7 @@ def fit_inputs(table: pandas.DataFrame, kinds: Mapping[Any, Kind]) -> InputEncod
     least = max(_FEW_MISSING, _FEW_MISSING_SHARE * len(table))
     for label, kind in kinds.items():
         name, values = str(label), column_of(table, label)
-        if kind in _NO_INPUTS:
+        if kind in ("empty", "other"):
             left_out[name] = _NO_INPUTS[kind]
             continue
         if kind == "category":

@@ -85,9 +85,9 @@ class StackedPrediction:
             raise ArgumentError("warps", f"{len(self.warps)}", expected)
         self._warped = [(k, warp) for k, warp in enumerate(self.warps) if warp is not None]
         for k, _ in self._warped:
-            if math.isfinite(nu := float(degrees[k])):
+            if math.isfinite(degrees[k]):
                 expected = "infinity (normal tails) where targets are transformed"
-                raise ArgumentError("degrees", nu, expected)
+                raise ArgumentError("degrees", float(degrees[k]), expected)
         self.counts = counts
         self.weights = weights
         self.degrees = degrees

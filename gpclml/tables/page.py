@@ -112,8 +112,9 @@ def columns_in_words(effects: Sequence[ColumnEffect]) -> str:
     named = [effect.column for effect in clear[:_MOST_NAMED]]
     if more := len(clear) - len(named):
         named.append(f"{more} other{'s' if more > 1 else ''}")
-    one = len(clear) == 1
-    what = "one column that clearly matters is" if one else "columns that clearly matter are"
+    what = "columns that clearly matter are"
+    if len(clear) == 1:
+        what = "one column that clearly matters is"
     return (
         f"The {what} {joined(named)}: if the values of {named[0]} are shuffled among the test "
         f"rows, the typical error rises by {figure(clear[0].rise, 2)}."
