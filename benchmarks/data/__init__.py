@@ -14,8 +14,16 @@ from benchmarks.data.images import (
     load_head_poses,
     load_images,
 )
-from benchmarks.data.tables import EMBEDDED, RegressionData, load, load_published_split, names
-from gpclml.tables.reading import TrainTestSplit, split, subset
+from benchmarks.data.tables import (
+    EMBEDDED,
+    RegressionData,
+    TrainTestSplit,
+    load,
+    load_published_split,
+    names,
+    split,
+    subset,
+)
 
 __all__ = [
     "EMBEDDED",

@@ -7,13 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from sklearn.datasets import load_diabetes
-from torch import Tensor
+from torch import Generator, Tensor
 
 from benchmarks.data.files import VARIABLE, data_files, data_folder, fetch
+from gpclml._utils.arguments import seeded
 from gpclml.errors import DataError, UnknownNameError
-from gpclml.tables.reading import TrainTestSplit
 
-__all__ = ["EMBEDDED", "RegressionData", "load", "load_published_split", "names"]
+__all__ = [
+    "EMBEDDED",
+    "RegressionData",
+    "TrainTestSplit",
+    "load",
+    "load_published_split",
+    "names",
+    "split",
+    "subset",
+]
 
 EMBEDDED = "diabetes"
 """The table that comes with scikit-learn: no file, no network, and no published splits."""
@@ -37,6 +46,30 @@ class RegressionData:
     def num_data(self) -> int:
         """Number of rows, n."""
         return self.inputs.shape[0]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainTestSplit:
+    """Row numbers of a table, from 0, split into training and test rows.
+
+    Attributes:
+        train: Training rows, ``(num_train,)``, int64.
+        test: Test rows, ``(num_test,)``, int64.
+    """
+
+    train: Tensor
+    test: Tensor
+
+
+def split(n: int, seed: int | Generator, test_fraction: float = 0.1) -> TrainTestSplit:
+    """A random split of ``n`` rows, of which the fraction, rounded, are test rows."""
+    order, num_test = torch.randperm(n, generator=seeded(seed)), round(n * test_fraction)
+    return TrainTestSplit(train=order[num_test:], test=order[:num_test])
+
+
+def subset(train: Tensor, n: int, seed: int | Generator) -> Tensor:
+    """Random training rows, ``(n,)``; with one seed those of a larger ``n`` begin with them."""
+    return train[torch.randperm(len(train), generator=seeded(seed))[:n]]
 
 
 def names() -> tuple[str, ...]:

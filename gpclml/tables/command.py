@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import io
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, get_origin
 
 import typer
 
 from gpclml._utils.extras import needs_extra
 from gpclml.tables.terminal import errors_as_text, tell
-
-if TYPE_CHECKING:
-    from gpclml.tables.data import TableOptions
-
 
 _HELP = (
     "Gaussian processes for a table: compare models, fit one, predict with it. Tables are CSV "
@@ -34,73 +32,109 @@ app: typer.Typer = typer.Typer(
 _OUT = "The command replaces only a folder that it wrote and that has not been changed since."
 
 Data = Annotated[Path, typer.Argument(help="The table: a CSV or Parquet file.")]
-Target = Annotated[str, typer.Option(help="The column to predict.")]
-Objective = Annotated[
-    str,
-    typer.Option(
-        help="What fits maximize: lml (log marginal likelihood: the first choice for a table), "
-        "clml (conditional: ten folds), loo (leave-one-out)."
-    ),
-]
-Rows = Annotated[
-    int,
-    typer.Option(min=20, help="Train on at most so many rows; random ones if there are more."),
-]
-Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of rows, starts and networks.")]
-Steps = Annotated[
-    int | None,
-    typer.Option(
-        help="Largest number of steps of a fit. If not given, 50 for sm, 300 for deep, and no "
-        "limit for the others."
-    ),
-]
-Restarts = Annotated[
-    int,
-    typer.Option(help="Further fits of a model from other starts, the best kept; not of deep."),
-]
-Drop = Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")]
-Categories = Annotated[
-    list[str] | None,
-    typer.Option(help="A column of categories, also if they are numbers; may be repeated."),
-]
-Missing = Annotated[
-    list[str] | None,
-    typer.Option(help="A text that stands for a missing value, such as ?; may be repeated."),
-]
-Decimal = Annotated[
-    str,
-    typer.Option(
-        help="What stands before decimals, a point or a comma; needed only if the table does not "
-        "tell whether 1.234 is more than a thousand."
-    ),
-]
-TimeColumn = Annotated[
-    str | None,
-    typer.Option(
-        help="A column of dates or numbers: compare tests on the latest rows instead of random "
-        "ones; where --rows limits the rows, the latest are taken."
-    ),
-]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress and no notes.")]
 
 
-def _table_options(given: Mapping[str, Any]) -> TableOptions:
-    """The table and how it is read, of the arguments of a command."""
+def _run_options(
+    model: str,
+    out: Path,
+    data: Data,
+    target: Annotated[str, typer.Option(help="The column to predict.")],
+    models: tuple[str, ...] | None = None,
+    time_budget: float | None = None,
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="What fits maximize: lml (log marginal likelihood: the first choice for a table), "
+            "clml (conditional: ten folds), loo (leave-one-out)."
+        ),
+    ] = "lml",
+    rows: Annotated[
+        int,
+        typer.Option(min=20, help="Train on at most so many rows; random ones if there are more."),
+    ] = 4000,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**64 - 1, help="Seed of rows, starts and networks.")
+    ] = 0,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Largest number of steps of a fit. If not given, 50 for sm, 300 for deep, and no "
+            "limit for the others."
+        ),
+    ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(help="Further fits of a model from other starts, the best kept; not of deep."),
+    ] = 0,
+    drop: Annotated[
+        list[str] | None, typer.Option(help="A column to leave out; may be repeated.")
+    ] = None,
+    categories: Annotated[
+        list[str] | None,
+        typer.Option(help="A column of categories, also if they are numbers; may be repeated."),
+    ] = None,
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(help="A text that stands for a missing value, such as ?; may be repeated."),
+    ] = None,
+    decimal: Annotated[
+        str,
+        typer.Option(
+            help="What stands before decimals, a point or a comma; needed only if the table does "
+            "not tell whether 1.234 is more than a thousand."
+        ),
+    ] = "",
+    time_column: Annotated[
+        str | None,
+        typer.Option(
+            help="A column of dates or numbers: compare tests on the latest rows instead of random "
+            "ones; where --rows limits the rows, the latest are taken."
+        ),
+    ] = None,
+) -> Any:
+    """The options of a command, those that ``compare`` and ``fit`` share among them."""
     from gpclml.tables.data import TableOptions
+    from gpclml.tables.fitting import RunOptions
+    from gpclml.tables.recipes import Recipe
 
-    drop, categories, missing = (
-        tuple(dict.fromkeys(given[name] or ())) for name in ("drop", "categories", "missing")
+    named = (tuple(dict.fromkeys(names or ())) for names in (drop, categories, missing))
+    table = TableOptions(data, target, rows, seed, *named, time_column, decimal)
+    recipe = Recipe(model, objective, seed, steps, restarts, time_budget)
+    return RunOptions(table, recipe, out, models)
+
+
+def _add_shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of :func:`_run_options`, and prints errors as text.
+
+    typer reads them from the signature; the command takes them as further keyword arguments.
+    """
+    parameters = {
+        name: parameter
+        for function in (_run_options, command)
+        for name, parameter in inspect.signature(function, eval_str=True).parameters.items()
+        if get_origin(parameter.annotation) is Annotated
+    }
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        with errors_as_text():
+            command(**given)
+
+    run.__annotations__ = {name: each.annotation for name, each in parameters.items()}
+    # What is required comes first, as Python wants it.
+    run.__dict__["__signature__"] = inspect.Signature(
+        sorted(
+            (each.replace(kind=each.KEYWORD_ONLY) for each in parameters.values()),
+            key=lambda each: each.default is not each.empty,
+        )
     )
-    return TableOptions(
-        given["data"], given["target"], given["rows"], given["seed"], drop, categories, missing,
-        given["time_column"], given["decimal"],
-    )  # fmt: skip
+    return run
 
 
 @app.command()
+@_add_shared_options
 def compare(
-    data: Data,
-    target: Target,
     models: Annotated[
         str | None,
         typer.Option(
@@ -109,17 +143,8 @@ def compare(
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the report. " + _OUT)] = Path("report"),
-    objective: Objective = "lml",
-    rows: Rows = 4000,
-    seed: Seed = 0,
-    steps: Steps = None,
-    restarts: Restarts = 0,
-    drop: Drop = None,
-    categories: Categories = None,
-    missing: Missing = None,
-    decimal: Decimal = "",
-    time_column: TimeColumn = None,
     quiet: Quiet = False,
+    **shared: Any,
 ) -> None:
     """Compare models of a table: which one to use, and how well it predicts.
 
@@ -127,28 +152,22 @@ def compare(
     --time-column), fits each model to the others, says which one to use, and writes a page and the
     fitted models. After Ctrl-C the same command goes on from the fitted models.
     """
-    given = locals()
-    with errors_as_text():
-        from gpclml.errors import ArgumentError
-        from gpclml.tables.fitting import RunOptions
-        from gpclml.tables.recipes import Recipe
+    from gpclml.errors import ArgumentError
 
-        with needs_extra("tables"):
-            from gpclml.tables.comparing import compare_table
+    with needs_extra("tables"):
+        from gpclml.tables.comparing import compare_table
 
-        names = None
-        if models is not None:
-            names = tuple(dict.fromkeys(name.strip() for name in models.split(",") if name.strip()))
-            if not names:
-                raise ArgumentError("models", repr(models), "names separated by commas")
-        recipe = Recipe("rbf", objective, seed, steps, restarts)
-        compare_table(RunOptions(_table_options(given), recipe, out, names), quiet)
+    names = None
+    if models is not None:
+        names = tuple(dict.fromkeys(name.strip() for name in models.split(",") if name.strip()))
+        if not names:
+            raise ArgumentError("models", repr(models), "names separated by commas")
+    compare_table(_run_options("rbf", out, models=names, **shared), quiet)
 
 
 @app.command()
+@_add_shared_options
 def fit(
-    data: Data,
-    target: Target,
     model: Annotated[
         str,
         typer.Option(
@@ -162,26 +181,13 @@ def fit(
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the model. " + _OUT)] = Path("model"),
-    objective: Objective = "lml",
-    rows: Rows = 4000,
-    seed: Seed = 0,
-    steps: Steps = None,
-    restarts: Restarts = 0,
-    drop: Drop = None,
-    categories: Categories = None,
-    missing: Missing = None,
-    decimal: Decimal = "",
-    time_column: TimeColumn = None,
     quiet: Quiet = False,
+    **shared: Any,
 ) -> None:
     """Fit a model to all rows of a table, and save it for predict."""
-    given = locals()
-    with errors_as_text():
-        from gpclml.tables.fitting import RunOptions, fit_table
-        from gpclml.tables.recipes import Recipe
+    from gpclml.tables.fitting import fit_table
 
-        recipe = Recipe(model, objective, seed, steps, restarts, time_budget)
-        fit_table(RunOptions(_table_options(given), recipe, out), quiet)
+    fit_table(_run_options(model, out, time_budget=time_budget, **shared), quiet)
 
 
 @app.command()
@@ -189,12 +195,8 @@ def predict(
     model: Annotated[Path, typer.Argument(help="Folder of a model that fit wrote.")],
     data: Data,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="CSV file to write, replaced only if it holds predictions; predictions.csv if "
-            "not given."
-        ),
-    ] = None,
+        Path, typer.Option(help="CSV file to write, replaced only if it holds predictions.")
+    ] = Path("predictions.csv"),
     quiet: Quiet = False,
 ) -> None:
     """Predict the rows of a table: mean, standard deviation and 90 % interval of each."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -75,8 +75,7 @@ def compare_table(options: RunOptions, quiet: bool = False) -> Report:
         with open_work_folder(options.out, "report") as folder:
             limit_threads(len(data.train[1]))
             saved, failures = _fit_all(recipes, data, folder, quiet)
-            categories = data.encoding.categories
-            others, missing = yardsticks(data.train, options.table.seed, categories)
+            others, missing = yardsticks(data.train, options.table.seed, data.encoding.categories)
             tell(*missing)
             said = (*notes, *failures, *missing)
             report = make_report(options, data, saved, said, shows_progress(quiet), others)
@@ -112,27 +111,23 @@ def _fit_all(
     # Models of other recipes or data would be taken for those of this report.
     for name in MODELS:
         if kept.get(name) is None:
-            model = folder / "models" / name
-            for file in ("model.json", MODEL_FILE):
-                (model / file).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it is not there, or somebody has put something in
-                model.rmdir()
-                model.parent.rmdir()
+            shutil.rmtree(folder / "models" / name, ignore_errors=True)
     saved: dict[str, SavedModel] = {}
     failures: list[str] = []
     for number, (name, recipe) in enumerate(recipes.items(), start=1):
-        known = kept[name]
+        model = kept[name]
         if not quiet:
-            doing = "kept from before" if known else "fitting"
+            doing = "kept from before" if model else "fitting"
             tell(f"{name} ({number} of {len(recipes)}): {doing}")
-        try:
-            saved[name] = known or fit_recipe(recipe, data, shows_progress(quiet))
-        except FitError as error:
-            failures.append(error_text(error))
-            tell(failures[-1])
-            continue
-        if known is None:
-            save_model(folder / "models" / name, saved[name])
+        if model is None:
+            try:
+                model = fit_recipe(recipe, data, shows_progress(quiet))
+            except FitError as error:
+                failures.append(error_text(error))
+                tell(failures[-1])
+                continue
+            save_model(folder / "models" / name, model)
+        saved[name] = model
     if not saved:
         raise FitError("no model could be fitted. Look for columns with extreme values.")
     return saved, failures
@@ -180,21 +175,22 @@ def write_report(folder: Path, report: Report, saved: Mapping[str, SavedModel]) 
     """Writes the page, and last the record, beside the saved models."""
     # Names of files may have bytes that are no UTF-8.
     (folder / _PAGE).write_bytes(page_of(report).encode("utf-8", "backslashreplace"))
-    models = [f"models/{name}/{file}" for name in saved for file in (MODEL_FILE, "model.json")]
+    files = [f"models/{name}/{file}" for name in saved for file in (MODEL_FILE, "model.json")]
+    models = {
+        str(name): _without_nan(line) | _test_scores(report.scores[str(name)])
+        for name, line in report.comparison.table.to_dict("index").items()
+    }
     content = {
         "command": report.options.command("compare"),
         "data": str(report.options.table.data),
         "sha256": report.data.sha256,
-        "chosen": report.first,
+        "chosen": next(iter(models)),
         "recommended": report.choice.name,
-        "models": {
-            str(name): {**_numbers(line.to_dict()), **_test_scores(report.scores[str(name)])}
-            for name, line in report.comparison.table.iterrows()
-        },
+        "models": models,
         "others": {
             name: _test_scores(scores)
             for name, scores in report.scores.items()
-            if name not in report.fitted
+            if name not in models
         },
         "columns": [effect._asdict() for effect in report.effects],
         "fitted": {name: model.record for name, model in report.fitted.items()},
@@ -203,19 +199,14 @@ def write_report(folder: Path, report: Report, saved: Mapping[str, SavedModel]) 
         "packages": package_versions(),
         "made": report.made,
     }
-    write_record(folder, "report", content, [_PAGE, *models])
-
-
-def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by name, with null for NaN, which JSON does not have."""
-    return {
-        str(key): list(value) if isinstance(value, tuple) else None if value != value else value
-        for key, value in line.items()
-    }
+    write_record(folder, "report", content, [_PAGE, *files])
 
 
 def _test_scores(scores: PredictionScores) -> dict[str, Any]:
-    names = (
-        "rmse", "rmse_se", "nll", "nll_se", "coverage", "coverage_se", "width",
-    )  # fmt: skip
-    return _numbers({f"test_{name}": getattr(scores, name) for name in names})
+    names = "rmse", "rmse_se", "nll", "nll_se", "coverage", "coverage_se", "width"
+    return _without_nan({f"test_{name}": getattr(scores, name) for name in names})
+
+
+def _without_nan(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Values by name, with null for NaN, which JSON does not have."""
+    return {str(name): None if value != value else value for name, value in values.items()}

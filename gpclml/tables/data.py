@@ -15,14 +15,13 @@ import pandas
 import torch
 from torch import Tensor
 
+from gpclml._utils.arguments import seeded
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
 from gpclml.evaluation.copies import copied_rows
 from gpclml.tables.encoding import (
     MOST_LEVELS,
-    CategoryColumn,
     InputEncoding,
     Kind,
-    NumberColumn,
     column_of,
     fit_inputs,
     kind_of,
@@ -30,7 +29,7 @@ from gpclml.tables.encoding import (
     texts_of,
 )
 from gpclml.tables.missing import filled
-from gpclml.tables.reading import TrainTestSplit, read_table, split, subset
+from gpclml.tables.reading import read_table
 
 LEAST_TRAINED, LEAST_TESTED = 20, 5
 """Numbers of rows to train and to test on, below which a command refuses a table."""
@@ -39,6 +38,10 @@ _SHARE, _MOST_TESTED = 0.2, 1000
 _PLURALS = {
     "boolean": "true and false", "date": "dates", "category": "texts", "other": "lists or objects",
 }  # fmt: skip
+_IF_MIXED = (
+    "Leave those cells empty or list them under --missing; an input may also be named under --drop "
+    "or --categories."
+)
 
 Rows = tuple[Tensor, Tensor]
 """Inputs ``(n, d)``, NaN where missing, and targets ``(n,)``."""
@@ -116,26 +119,23 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
         expected = "a column that is not the target"
         raise ArgumentError("--time-column", repr(options.time_column), expected)
     times = read_times(table, options.time_column)
-    rows = split_rows(targets, options.seed, options.rows, times, tests)
-    train_table, test_table = table.iloc[rows.train.numpy()], table.iloc[rows.test.numpy()]
+    _check_targets(targets if times is None else targets + 0 * times, options.target)
+    train, test = split_rows(targets, options.seed, options.rows, times, tests)
+    train_table, test_table = table.iloc[train.numpy()], table.iloc[test.numpy()]
     encoding = _fit_encoding(train_table, kinds, options)
     x, test_x = (torch.from_numpy(encoding.encode(rows)) for rows in (train_table, test_table))
-    y, test_y = targets[rows.train], targets[rows.test]
+    y, test_y = targets[train], targets[test]
     # Test inputs stay missing, as those of new rows are.
-    train = filled(x, encoding.categories, options.seed), y
-    _check_enough(y, test_y, tests, options.target)
-    _check_sizes(torch.cat([y, test_y]), f"target {options.target!r}", power=2)
-    for name, values in zip(encoding.names, torch.cat([train[0], test_x]).T, strict=True):
-        _check_sizes(values[~values.isnan()], f"column {name!r}", power=1)
+    train_x = filled(x, encoding.categories, options.seed)
     notes = (
-        *_notes_on_rows(options, targets, times, rows, int(copied.sum())),
+        *_notes_on_rows(options, targets, times, len(train), len(test), int(copied.sum())),
         *_notes_on_columns(encoding, x, amounts),
-        *_notes_on_time(options.time_column, encoding, table, times, rows.test),
+        *(_notes_on_time(options.time_column, encoding, table, times, test) if tests else ()),
         *encoding.notes,
-        *_target_notes(options.target, y),
+        *_notes_on_targets(options.target, y),
     )
     checksum = hashlib.sha256(options.data.read_bytes()).hexdigest()
-    return TableData(options, checksum, decimal, encoding, train, (test_x, test_y), notes)
+    return TableData(options, checksum, decimal, encoding, (train_x, y), (test_x, test_y), notes)
 
 
 def _kinds(table: pandas.DataFrame, options: TableOptions) -> dict[str, Kind]:
@@ -151,7 +151,9 @@ def _kinds(table: pandas.DataFrame, options: TableOptions) -> dict[str, Kind]:
         if name == options.target or name in options.drop:
             continue
         column = column_of(table, name)
-        kinds[name] = kind = "category" if name in options.categories else _kind_in_file(column)
+        kinds[name] = kind = (
+            "category" if name in options.categories else kind_of(column, _IF_MIXED)
+        )
         if kind in ("number", "boolean", "date"):
             numbers_of(column, kind)
     return kinds
@@ -191,42 +193,26 @@ def _fit_encoding(
 _OTHER_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}(?:[T ].*)?$")
 
 
-def _kind_in_file(column: pandas.Series) -> Kind:
-    """The kind of the values in a column of a file; an error names options of the command."""
-    return kind_of(
-        column,
-        "Leave those cells empty or list them under --missing; an input may also be named under "
-        "--drop or --categories.",
-    )
-
-
 def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
     """The targets of all rows, NaN where missing, in float64; checks that they can be modelled."""
     if target not in table.columns:
         raise UnknownNameError("target", target, map(str, table.columns))
     column = column_of(table, target)
-    kind = _kind_in_file(column)
+    kind = kind_of(column, _IF_MIXED)
     argument = f"target {target!r}"
     if kind == "empty":
         raise ArgumentError(argument, "no value at all", "numbers", "Name another column.")
     if kind != "number":
         names = list(map(str, table.select_dtypes("number", exclude="timedelta").columns))
-        there = f"Columns of numbers: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
-        there = there if names else "The table has no column of numbers."
-        suggestion = f"{there} Name another, or write its values as numbers."
+        suggestion = "The table has no column of numbers."
+        if names:
+            more = ", ..." if len(names) > 8 else ""
+            suggestion = f"Columns of numbers: {', '.join(names[:8])}{more}."
+        suggestion += " Name another, or write its values as numbers."
         if kind == "boolean":
             suggestion = "Write 0 and 1 to predict them as numbers; classes are not modelled here."
         raise ArgumentError(argument, _PLURALS[kind], "numbers", suggestion)
-    numbers = torch.from_numpy(np.array(numbers_of(column, "number")))
-    observed = numbers[~numbers.isnan()]
-    if len(observed) < LEAST_TRAINED + LEAST_TESTED:
-        got = f"{len(observed)} rows with a value, of {len(table)}"
-        expected = f"at least {LEAST_TRAINED + LEAST_TESTED}, 20 to train on and 5 to test on"
-        raise ArgumentError(argument, got, expected, "Collect more rows.")
-    if bool((observed == observed[0]).all()):
-        got = f"the same value {float(observed[0]):g} in all {len(observed)} rows"
-        raise ArgumentError(argument, got, "a column that varies", "Name another column.")
-    return numbers
+    return torch.from_numpy(np.array(numbers_of(column, "number")))
 
 
 def read_times(table: pandas.DataFrame, column: str | None) -> Tensor | None:
@@ -239,7 +225,7 @@ def read_times(table: pandas.DataFrame, column: str | None) -> Tensor | None:
     if column not in table.columns:
         raise UnknownNameError("--time-column", column, map(str, table.columns))
     values = column_of(table, column)
-    kind = _kind_in_file(values)
+    kind = kind_of(values, _IF_MIXED)
     if kind not in ("date", "number"):
         got = f"{column!r}, a column of {_PLURALS.get(kind, 'no values')}"
         suggestion = "Write dates as 2024-05-31, or name a column of years or of numbered days."
@@ -258,8 +244,8 @@ def split_rows(
     most_rows: int = 4000,
     times: Tensor | None = None,
     tests: bool = True,
-) -> TrainTestSplit:
-    """Splits the rows that have a target into training and test rows, at random or by time.
+) -> tuple[Tensor, Tensor]:
+    """Numbers of training and of test rows among those that have a target, in ascending order.
 
     A fifth of the rows, and 1000 at most, are test rows; the others are training rows. If that
     makes more than ``most_rows`` training rows, there are ``most_rows`` of them and all others are
@@ -270,70 +256,56 @@ def split_rows(
     fewer than 20 rows to train on or five to test on are refused.
 
     If no row is to be set aside for ``tests``, at most ``most_rows`` rows, random ones or the
-    latest, are training rows. Row numbers are in ascending order.
+    latest, are training rows.
     """
     lacking = targets.isnan() if times is None else targets.isnan() | times.isnan()
-    observed = (~lacking).nonzero()[:, 0]
-    count = len(observed)
-
-    def latest(rows: Tensor) -> Tensor:
-        assert times is not None
-        return rows[times[rows].argsort(stable=True)[-most_rows:].sort().values]
-
-    if not tests:
-        if count > most_rows:
-            drawn = times is None
-            observed = (
-                subset(observed, most_rows, seed).sort().values if drawn else latest(observed)
-            )
-        return TrainTestSplit(train=observed, test=observed[:0])
+    rows = (~lacking).nonzero()[:, 0]
+    count = len(rows)
     if times is None:
-        tested = max(_num_tested(count), count - most_rows)
-        drawn = split(count, seed, tested / count)
-        train, test = (observed[rows.sort().values] for rows in (drawn.train, drawn.test))
-        return TrainTestSplit(train=train, test=test)
-    known = times[observed]
-    first = known.sort().values[-_num_tested(count)]
-    # Rows of one time stay together, in the test rows or, where these leave too few, before them.
-    for is_late in (known >= first, known > first):
-        early, late = observed[~is_late], observed[is_late]
-        if len(early) >= LEAST_TRAINED and len(late) >= LEAST_TESTED:
-            return TrainTestSplit(train=latest(early), test=late)
-    got = f"{len(known.unique())} different times in {count} rows"
-    expected = f"{LEAST_TRAINED} rows before the latest {LEAST_TESTED}"
-    raise ArgumentError("--time-column", got, expected, "Name a finer one, or leave it out.")
+        rows = rows[torch.randperm(count, generator=seeded(seed))]
+        num_test = max(_num_tested(count), count - most_rows) if tests else 0
+        train, test = rows[num_test:][:most_rows], rows[:num_test]
+    else:
+        rows = rows[times[rows].argsort(stable=True)]
+        known, starts = times[rows], [count]
+        if tests:
+            # Rows of one time stay together: with the test rows or, where too few come before
+            # them, with the training rows.
+            first = known[-_num_tested(count)]
+            ends = int((known < first).sum()), int((known <= first).sum())
+            starts = [n for n in ends if LEAST_TRAINED <= n <= count - LEAST_TESTED]
+        if not starts:
+            got = f"{len(known.unique())} different times in {count} rows"
+            expected = f"{LEAST_TRAINED} rows before the latest {LEAST_TESTED}"
+            raise ArgumentError(
+                "--time-column", got, expected, "Name a finer one, or leave it out."
+            )
+        train, test = rows[: starts[0]][-most_rows:], rows[starts[0] :]
+    return train.sort().values, test.sort().values
 
 
-def _check_enough(train_y: Tensor, test_y: Tensor, tests: bool, target: str) -> None:
-    for y, least, what in ((train_y, LEAST_TRAINED, "train"), (test_y, LEAST_TESTED, "test")):
-        if len(y) < least and (tests or what == "train"):
-            got = f"{len(y)} rows to {what} on"
-            raise ArgumentError("rows", got, f"at least {least}", "Collect more rows.")
-    if bool((train_y == train_y[0]).all()):
-        got = f"the same value {float(train_y[0]):g} in all rows to train on"
-        suggestion = "Name another column, or another --seed."
-        raise ArgumentError(f"target {target!r}", got, "a column that varies", suggestion)
-
-
-def _check_sizes(values: Tensor, column: str, power: int) -> None:
-    """Refuses values so large or so close together that they, to this power, cannot be computed."""
-    limit = 10.0 ** (300 / power)
-    # Divided by the largest, so that the squares of the deviation do not overflow.
-    largest = float(values.abs().max())
-    spread = float((values / largest).std()) * largest if largest else 0.0
-    got, expected = f"a value of size {largest:.3g}", f"sizes of at most {limit:g}"
-    if 0 < spread < 1 / limit:
-        got, expected = f"a standard deviation of {spread:.3g}", f"at least {1 / limit:g}"
-    elif largest <= limit:
-        return
-    raise ArgumentError(column, got, expected, "Multiply or divide the column by a power of ten.")
+def _check_targets(targets: Tensor, target: str) -> None:
+    """Checks that enough rows have a target, and that it varies among them."""
+    observed = targets[~targets.isnan()]
+    if len(observed) < LEAST_TRAINED + LEAST_TESTED:
+        got = f"{len(observed)} rows with a value, of {len(targets)}"
+        expected = f"at least {LEAST_TRAINED + LEAST_TESTED}, 20 to train on and 5 to test on"
+        raise ArgumentError(f"target {target!r}", got, expected, "Collect more rows.")
+    if bool((observed == observed[0]).all()):
+        got = f"the same value {float(observed[0]):g} in all {len(observed)} rows"
+        expected = "a column that varies"
+        raise ArgumentError(f"target {target!r}", got, expected, "Name another column.")
 
 
 def _notes_on_rows(
-    options: TableOptions, targets: Tensor, times: Tensor | None, rows: TrainTestSplit, copies: int
+    options: TableOptions,
+    targets: Tensor,
+    times: Tensor | None,
+    num_train: int,
+    num_test: int,
+    copies: int,
 ) -> Iterator[str]:
     """Sentences on how many rows there are, and which of them are left out."""
-    tested = len(rows.test)
     lacking = int(targets.isnan().sum())
     undated = 0 if times is None else int((times.isnan() & ~targets.isnan()).sum())
     count = len(targets) - lacking - undated
@@ -343,56 +315,64 @@ def _notes_on_rows(
             f"Left out: {_rows(copies)} that repeat{'s' if copies == 1 else ''} another in all "
             f"inputs and {options.target}. A copy is no further observation."
         )
-    if lacking:
-        yield f"Left out: {_rows(lacking)} without {options.target}."
-    if undated:
-        yield f"Left out: {_rows(undated)} without {options.time_column}."
-    if count - tested > len(rows.train):
+    for number, column in ((lacking, options.target), (undated, options.time_column)):
+        if number:
+            yield f"Left out: {_rows(number)} without {column}."
+    if count - num_test > num_train:
         which = "random" if times is None else "latest"
-        of = f"of the {count - tested} earlier ones" if tested else f"of {count}"
+        of = f"of the {count - num_test} earlier ones" if num_test else f"of {count}"
         yield f"{options.rows} {which} rows {of} are fitted, the limit of --rows."
-    elif tested and times is None and count - _num_tested(count) > options.rows:
+    elif num_test and times is None and count - _num_tested(count) > options.rows:
         yield (
             f"{options.rows} random rows are compared and fitted, the limit of --rows; all "
-            f"{tested} others are test rows."
+            f"{num_test} others are test rows."
         )
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'' if count == 1 else 's'}"
+
+
+_IDENTIFIER = re.compile(r"(?:.*[\s_-])?(?:id|index|number|no|nr)[ _-]*", re.IGNORECASE | re.DOTALL)
 
 
 def _notes_on_columns(encoding: InputEncoding, x: Tensor, amounts: Sequence[str]) -> Iterator[str]:
     """Sentences on how columns were read, what they lack, and columns that number the rows."""
     if encoding.left_out:
         names = [f"{name!r} ({reason})" for name, reason in encoding.left_out.items()]
-        yield f"Columns left out: {_listed(names)}."
+        more = len(names) - _MOST_TOLD
+        listed = ", ".join(names[:_MOST_TOLD])
+        yield f"Columns left out: {listed}{f' and {more} others' if more > 0 else ''}."
     if amounts:
         listed = ", ".join(map(repr, amounts))
         yield f"Read as numbers, without marks of thousands, money or percent: {listed}."
-    marked = [column.name for column in encoding.columns if column.has_missing]
-    lacks = {name: x[:, inputs].isnan().any() for name, inputs in encoding.slices.items()}
-    filled_in = [name for name in lacks if lacks[name] or name in marked]
-    if filled_in:
+    inputs = {column: x[:, encoding.slices[column.name]] for column in encoding.columns}
+    marked = [column.name for column in inputs if column.has_missing]
+    lacking = [
+        column.name
+        for column, values in inputs.items()
+        if column.has_missing or bool(values.isnan().any())
+    ]
+    if lacking:
         marks = f" A further input says where, for {', '.join(marked)}." if marked else ""
         yield (
-            f"Missing values are filled in {', '.join(filled_in)}, by what the other columns let "
+            f"Missing values are filled in {', '.join(lacking)}, by what the other columns let "
             f"expect.{marks}"
         )
-    for column in encoding.columns:
-        if _numbers_rows(column, x[:, encoding.slices[column.name]]):
+    for column, values in inputs.items():
+        steps = values[:, 0].diff()
+        is_ordered = bool((steps > 0).all() or (steps < 0).all())
+        if (
+            column.inputs == (column.name,)
+            and column.kind == "number"
+            and (is_ordered or _IDENTIFIER.fullmatch(column.name))
+            and bool((values == values.round()).all())
+            and len(values.unique()) == len(values)
+        ):
             yield (
                 f"Column {column.name!r} has another whole number in every row. If it only numbers "
                 f"the rows, leave it out: --drop {column.name!r}."
             )
-
-
-def _numbers_rows(column: NumberColumn | CategoryColumn, values: Tensor) -> bool:
-    """Whether a column of different whole numbers is sorted, or is named like an identifier."""
-    is_whole = bool((values == values.round()).all())
-    if column.kind != "number" or values.shape[1] > 1 or not is_whole:
-        return False
-    steps = values[:, 0].diff()
-    last = re.split(r"[\s_-]+", column.name.lower().strip(" _-"))[-1]
-    named = last in ("id", "index", "number", "no", "nr")
-    sorted_ = bool((steps > 0).all() or (steps < 0).all())
-    return len(values.unique()) == len(values) and (named or sorted_)
 
 
 def _notes_on_time(
@@ -403,8 +383,6 @@ def _notes_on_time(
     test: Tensor,
 ) -> Iterator[str]:
     """Sentences on how rows were split by time, or could be."""
-    if len(test) == 0:
-        return
     if times is None:
         dates = [each.name for each in encoding.columns if each.kind == "date"]
         if dates:
@@ -422,16 +400,12 @@ def _notes_on_time(
         )
 
 
-def _rows(count: int, what: str = "row") -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 _EXTREME = 10.0  # robust standard deviations of a target that may decide scores by itself
 _MOST_TOLD = 5
 _ROBUST = 1.349  # standard deviations between the quartiles of a normal distribution
 
 
-def _target_notes(target: str, y: Tensor) -> Iterator[str]:
+def _notes_on_targets(target: str, y: Tensor) -> Iterator[str]:
     values = y.unique()
     if len(values) == 2:
         yield (
@@ -440,20 +414,13 @@ def _target_notes(target: str, y: Tensor) -> Iterator[str]:
             "classes use a classifier."
         )
         return
-    quartiles = torch.quantile(y, torch.tensor([0.25, 0.5, 0.75], dtype=y.dtype))
-    scale = float(quartiles[2] - quartiles[0]) / _ROBUST
-    extreme = (y - quartiles[1]).abs() > _EXTREME * scale
-    if scale > 0 and bool(extreme.any()):
-        largest = float(y[(y - quartiles[1]).abs().argmax()])
+    lower, median, upper = torch.quantile(y, y.new_tensor([0.25, 0.5, 0.75]))
+    limit = _EXTREME * (upper - lower) / _ROBUST
+    away = (y - median).abs()
+    if limit > 0 and bool((away > limit).any()):
         yield (
-            f"{int(extreme.sum())} of {len(y)} targets are far from all others (more than "
+            f"{int((away > limit).sum())} of {len(y)} targets are far from all others (more than "
             f"{_EXTREME:g} robust standard deviations from the median); the farthest is "
-            f"{largest:g}. A few such rows can decide the scores: check whether they are errors, "
-            "or predict the logarithm."
+            f"{float(y[away.argmax()]):g}. A few such rows can decide the scores: check whether "
+            "they are errors, or predict the logarithm."
         )
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:_MOST_TOLD])
-    more = len(names) - _MOST_TOLD
-    return f"{shown} and {more} others" if more > 0 else shown

@@ -29,8 +29,12 @@ Kind = Literal["number", "boolean", "date", "category", "empty", "other"]
 
 _ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"
 _DOTTED_DATE = re.compile(r"\s*(\d{1,2})\.(\d{1,2})\.(\d{4})((?: \d{2}:\d{2}(?::\d{2})?)?)\s*")
-_MICROSECONDS_OF_A_DAY = 86_400_000_000
 _BOOLEANS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
+_INFERRED: dict[str, Kind] = {
+    "boolean": "boolean", "complex": "other", "integer": "number", "floating": "number",
+    "timedelta64": "number", "datetime64": "date", "categorical": "category",
+}  # fmt: skip
+_NO_INPUTS = {"empty": "no values", "other": "values that are lists or objects"}
 _SUGGESTION = "Leave those cells empty, or correct them."
 _IF_MIXED = 'Set those values to NaN, or convert the column by astype("category").'
 
@@ -44,28 +48,16 @@ def kind_of(column: pandas.Series, if_mixed: str = _IF_MIXED) -> Kind:
     """The kind of the values in a column.
 
     Dates are values of a date type and texts such as 2024-05-31, or 31.05.2024 with the day before
-    the month, with or without a time. A column of texts that are all
-    numbers is a column of numbers. An ``"empty"`` column has no value;
-    columns of lists, dictionaries and complex numbers are ``"other"``. Texts of which some are
+    the month, with or without a time. Texts that are all numbers are numbers. An ``"empty"`` column
+    has no value; lists, dictionaries and complex numbers are ``"other"``. Texts of which some are
     numbers, and others not, are refused; ``if_mixed`` says what to do.
     """
     values = column.dropna()
-    dtype = values.dtype
-    # The order matters: booleans and durations are numbers for some of these checks.
     if len(values) == 0:
         return "empty"
-    if types.is_bool_dtype(dtype) and not isinstance(dtype, pandas.CategoricalDtype):
-        return "boolean"
-    if types.is_complex_dtype(dtype):
-        return "other"
-    if types.is_numeric_dtype(dtype) or types.is_timedelta64_dtype(dtype):
-        return "number"
-    if types.is_datetime64_any_dtype(dtype):
-        return "date"
-    if isinstance(dtype, pandas.CategoricalDtype):
-        return "category"
-    if values.map(lambda value: isinstance(value, bool | np.bool_)).all():
-        return "boolean"
+    inferred = types.infer_dtype(values)
+    if inferred in _INFERRED:
+        return _INFERRED[inferred]
     if values.map(lambda value: not np.isscalar(value) and hasattr(value, "__len__")).any():
         return "other"
     numeric = _to_numeric(values).notna().to_numpy()
@@ -87,9 +79,9 @@ def numbers_of(column: pandas.Series, kind: NumberKind) -> NDArray[np.float64]:
     """
     if kind == "date":
         dates = pandas.to_datetime(column.map(_in_iso), errors="coerce", utc=True, format="ISO8601")
-        # The default of pandas, nanoseconds, ends in the year 2262.
-        microseconds = dates.dt.as_unit("us").astype("int64").where(dates.notna())
-        result = microseconds / _MICROSECONDS_OF_A_DAY
+        # The default of pandas, nanoseconds, ends in the year 2262; that of this text is seconds.
+        first = pandas.Timestamp("1970-01-01", tz="UTC")
+        result = (dates.dt.as_unit("us") - first) / pandas.Timedelta(days=1)
         expected = "dates such as 2024-05-31 or 31.05.2024"
     elif kind == "boolean":
         result = column.astype(object).map(
@@ -156,21 +148,28 @@ def _row(label: object) -> str:
 
 
 @dataclass(frozen=True)
-class NumberColumn:
-    """A column that becomes a number: booleans 0 and 1, dates days since 1970.
+class Column:
+    """How a column becomes inputs.
+
+    A category becomes an input for each level, which is 1 where the value is that level; a value
+    that is not among the levels has zeros everywhere. Other columns become one number: booleans 0
+    and 1, dates days since 1970.
 
     Attributes:
         name: Name of the column.
         kind: Kind of its values.
-        has_missing: Whether a second input is 1 where values are missing.
+        has_missing: Whether a further input, the last, is 1 where values are missing. For a
+            category that is one more level; without it, levels are NaN where the value is missing.
+        levels: The levels of a category.
         codes: Numbers that stand for a missing value.
-        limits: The least and the largest value; others are moved there. None for no limits.
+        limits: The least and the largest number; others are moved there. None for no limits.
         note: A sentence on codes or limits.
     """
 
     name: str
-    kind: NumberKind = "number"
+    kind: NumberKind | Literal["category"] = "number"
     has_missing: bool = False
+    levels: tuple[str, ...] = ()
     codes: tuple[float, ...] = ()
     limits: tuple[float, float] | None = None
     note: str = ""
@@ -178,53 +177,24 @@ class NumberColumn:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs that the column becomes."""
-        return (self.name, f"{self.name} is missing") if self.has_missing else (self.name,)
-
-    def encode(self, column: pandas.Series) -> NDArray[np.float64]:
-        """Inputs ``(n, k)``, the number NaN where it is missing."""
-        numbers = numbers_of(column, self.kind)
-        numbers = np.where(np.isin(numbers, self.codes), np.nan, numbers)
-        if self.limits is not None:
-            numbers = numbers.clip(*self.limits)
-        if not self.has_missing:
-            return numbers[:, None]
-        return np.column_stack([numbers, np.isnan(numbers)])
-
-
-@dataclass(frozen=True)
-class CategoryColumn:
-    """A column of categories: one input for each level, which is 1 where the value is that level.
-
-    A value that is not among the levels has zeros everywhere.
-
-    Attributes:
-        name: Name of the column.
-        levels: The levels.
-        has_missing: Whether a missing value counts as one more level, the last; if not, rows with
-            missing values have NaN.
-        kind: Kind of its values.
-    """
-
-    name: str
-    levels: tuple[str, ...]
-    has_missing: bool = False
-    kind: Literal["category"] = "category"
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs that the column becomes."""
-        names = tuple(f"{self.name} = {level}" for level in self.levels)
+        names = tuple(f"{self.name} = {level}" for level in self.levels) or (self.name,)
         return (*names, f"{self.name} is missing") if self.has_missing else names
 
     def encode(self, column: pandas.Series) -> NDArray[np.float64]:
-        """Inputs ``(n, k)``."""
-        levels = np.array(self.levels, dtype=object)
-        inputs = (texts_of(column)[:, None] == levels).astype(np.float64)
-        missing = column.isna().to_numpy()
-        if self.has_missing:
-            return np.column_stack([inputs, missing])
-        inputs[missing] = np.nan
-        return inputs
+        """Inputs ``(n, k)``, a number NaN where it is missing."""
+        if self.kind == "category":
+            levels = np.array(self.levels, dtype=object)
+            inputs = (texts_of(column)[:, None] == levels).astype(np.float64)
+            missing = column.isna().to_numpy()
+            if not self.has_missing:
+                inputs[missing] = np.nan
+        else:
+            numbers = numbers_of(column, self.kind)
+            missing = np.isnan(numbers) | np.isin(numbers, self.codes)
+            inputs = np.where(missing, np.nan, numbers)[:, None]
+            if self.limits is not None:
+                inputs = inputs.clip(*self.limits)
+        return np.column_stack([inputs, missing]) if self.has_missing else inputs
 
 
 @dataclass(frozen=True)
@@ -234,7 +204,7 @@ class InputEncoding:
     ``left_out`` has the columns that are no inputs, and why.
     """
 
-    columns: tuple[NumberColumn | CategoryColumn, ...]
+    columns: tuple[Column, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -253,13 +223,13 @@ class InputEncoding:
     def categories(self) -> list[list[int]]:
         """For each category the indices of its levels among the inputs."""
         slices = self.slices
-        groups = [slices[each.name] for each in self.columns if isinstance(each, CategoryColumn)]
+        groups = [slices[column.name] for column in self.columns if column.kind == "category"]
         return [list(range(group.start, group.stop)) for group in groups]
 
     @property
     def notes(self) -> list[str]:
         """Sentences on numbers that are codes for missing values, or far from all others."""
-        return [each.note for each in self.columns if isinstance(each, NumberColumn) and each.note]
+        return [column.note for column in self.columns if column.note]
 
     def encode(self, table: pandas.DataFrame) -> NDArray[np.float64]:
         """The inputs of rows, ``(n, d)``.
@@ -298,16 +268,14 @@ class InputEncoding:
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> InputEncoding:
         """What ``asdict`` made of one; a KeyError or TypeError if it is something else."""
-        columns = []
-        for stored in content["columns"]:
-            values: dict[str, Any] = {
+        columns = [
+            {
                 name: tuple(value) if isinstance(value, list) else value
-                for name, value in stored.items()
+                for name, value in each.items()
             }
-            columns.append(
-                CategoryColumn(**values) if "levels" in values else NumberColumn(**values)
-            )
-        return cls(tuple(columns), content["left_out"])
+            for each in content["columns"]
+        ]
+        return cls(tuple(Column(**values) for values in columns), content["left_out"])
 
 
 def fit_inputs(table: pandas.DataFrame, kinds: Mapping[Any, Kind]) -> InputEncoding:
@@ -322,23 +290,20 @@ def fit_inputs(table: pandas.DataFrame, kinds: Mapping[Any, Kind]) -> InputEncod
     columns, left_out = [], {}
     least = max(_FEW_MISSING, _FEW_MISSING_SHARE * len(table))
     for label, kind in kinds.items():
-        name, column = str(label), column_of(table, label)
-        if kind == "empty":
-            left_out[name] = "no values"
-        elif kind == "other":
-            left_out[name] = "values that are lists or objects"
-        elif kind == "category":
+        name, values = str(label), column_of(table, label)
+        if kind in ("empty", "other"):
+            left_out[name] = _NO_INPUTS[kind]
+            continue
+        if kind == "category":
             # Sorted, so that of levels of as many rows the first in the alphabet are taken.
-            texts = Counter(sorted(text for text in texts_of(column) if text is not None))
+            texts = Counter(sorted(text for text in texts_of(values) if text is not None))
             levels = tuple(sorted(text for text, _ in texts.most_common(MOST_LEVELS)))
-            columns.append(CategoryColumn(name, levels, int(column.isna().sum()) >= least))
+            column, missing = Column(name, kind, levels=levels), values.isna().to_numpy()
         else:
-            numbers = numbers_of(column, kind)
-            made = NumberColumn(name, kind)
-            if kind != "boolean":
-                made = _robust(made, numbers)
-            missing = np.isnan(numbers) | np.isin(numbers, made.codes)
-            columns.append(replace(made, has_missing=int(missing.sum()) >= least))
+            numbers = numbers_of(values, kind)
+            column = Column(name, kind) if kind == "boolean" else _robust(name, kind, numbers)
+            missing = np.isnan(numbers) | np.isin(numbers, column.codes)
+        columns.append(replace(column, has_missing=int(missing.sum()) >= least))
     return InputEncoding(tuple(columns), left_out)
 
 
@@ -411,11 +376,11 @@ def _are_nines(values: NDArray[np.float64]) -> NDArray[np.bool_]:
         return (size >= 999) & (np.log10(size + 1) % 1 == 0)
 
 
-def _robust(column: NumberColumn, numbers: NDArray[np.float64]) -> NumberColumn:
-    """The column with its codes, its limits where numbers are beyond them, and a note on both."""
+def _robust(name: str, kind: NumberKind, numbers: NDArray[np.float64]) -> Column:
+    """A column with its codes, its limits where numbers are beyond them, and a note on both."""
     codes, limits = unusual_values(numbers)
     if limits is None:
-        return column
+        return Column(name, kind)
     least, most = limits
     said = [
         f"{int((numbers == code).sum())} values are {code:g}, taken for missing" for code in codes
@@ -425,5 +390,5 @@ def _robust(column: NumberColumn, numbers: NDArray[np.float64]) -> NumberColumn:
         values = "1 value is" if len(beyond) == 1 else f"{len(beyond)} values are"
         far = beyond[np.abs(beyond).argmax()]
         said.append(f"{values} moved to the nearest of the others, {far:g} the farthest")
-    note = f"Column {column.name!r}: {', '.join(said)}; all others lie from {least:g} to {most:g}."
-    return replace(column, codes=codes, limits=limits if len(beyond) else None, note=note)
+    note = f"Column {name!r}: {', '.join(said)}; all others lie from {least:g} to {most:g}."
+    return Column(name, kind, codes=codes, limits=limits if len(beyond) else None, note=note)

@@ -61,20 +61,15 @@ class RunOptions:
 
     def command(self, name: Literal["compare", "fit"]) -> str:
         """The command line that gives these options."""
-        table, recipe = self.table, self.recipe
-        options: dict[str, object] = {
-            "target": table.target, "drop": table.drop, "categories": table.categories,
-            "missing": table.missing, "time-column": table.time_column, "decimal": table.decimal,
-            "rows": table.rows, "seed": table.seed,
-            "model": recipe.model if name == "fit" else None,
-            "models": ",".join(self.models or ()) if name == "compare" else None,
-            "objective": recipe.objective, "steps": recipe.steps, "restarts": recipe.restarts,
-            "time-budget": recipe.time_budget, "out": self.out,
-        }  # fmt: skip
-        words = ["gpclml", name, str(table.data)]
+        options: dict[str, Any] = {**asdict(self.table), **asdict(self.recipe), "out": self.out}
+        words = ["gpclml", name, str(options.pop("data"))]
+        if name == "compare":
+            options["models"] = ",".join(self.models or ())
+            del options["model"]
         for option, value in options.items():
             for text in value if isinstance(value, tuple) else (value,):
-                words += [] if text in (None, "") else [f"--{option}", str(text)]
+                if text not in (None, ""):
+                    words += [f"--{option.replace('_', '-')}", str(text)]
         return shlex.join(words)
 
 
@@ -89,10 +84,10 @@ class SavedModel:
 
     recipe: Recipe
     model: GPRegression | StackedGP
+    encoding: InputEncoding
     seconds: float
     note: str
     problem: str
-    encoding: InputEncoding
     decimal: str
     made_from: Mapping[str, Any]
 
@@ -159,11 +154,9 @@ def load_model(folder: Path) -> SavedModel:
             f"{model_path} is not the file that {path} was written with. Repeat the command that "
             "wrote the folder."
         )
-    entries = {
-        name: record[name] for name in ("seconds", "note", "problem", "decimal", "made_from")
-    }
     encoding = InputEncoding.from_content(record["encoding"])
-    return SavedModel(recipe=recipe, model=model, encoding=encoding, **entries)
+    names = "seconds", "note", "problem", "decimal", "made_from"
+    return SavedModel(recipe, model, encoding, **{name: record[name] for name in names})
 
 
 def load_model_made_from(folder: Path, made_from: Mapping[str, Any]) -> SavedModel | None:
@@ -190,14 +183,12 @@ def fit_table(options: RunOptions, quiet: bool = False) -> SavedModel:
         save_model(folder, saved)
     if saved.note:
         tell(saved.note)
-    weights = ""
+    said = f"{options.recipe.model} fitted to {count} rows in {saved.seconds:.1f} seconds"
     if isinstance(saved.model, StackedGP):
-        names = [f"{c.weight:.2f} {c.name}" for c in saved.model.components if c.weight]
-        weights = f": weights {', '.join(names)}"
+        weights = [f"{c.weight:.2f} {c.name}" for c in saved.model.components if c.weight]
+        said += f": weights {', '.join(weights)}"
     words = shlex.join(["gpclml", "predict", str(options.out), "new.csv"])
-    name = options.recipe.model
-    give(f"{name} fitted to {count} rows in {saved.seconds:.1f} seconds{weights}")
-    give(f"Model: {options.out}", f"Predict new rows: {words}")
+    give(said, f"Model: {options.out}", f"Predict new rows: {words}")
     return saved
 
 
@@ -210,10 +201,10 @@ def fit_recipe(recipe: Recipe, data: TableData, progress: bool) -> SavedModel:
         except (NanError, NotPSDError) as error:
             raise FitError(f"{recipe.model} could not be fitted: {error}") from error
     seconds, note = time.perf_counter() - start, " ".join(filter(None, (fit.note, *said)))
+    made = made_from(recipe, data)
     return SavedModel(
-        recipe, fit.model, seconds, note, fit.problem,
-        data.encoding, data.decimal, made_from(recipe, data),
-    )  # fmt: skip
+        recipe, fit.model, data.encoding, seconds, note, fit.problem, data.decimal, made
+    )
 
 
 def made_from(recipe: Recipe, data: TableData) -> dict[str, Any]:
@@ -273,11 +264,8 @@ def limit_threads(num_train: int) -> None:
 _COLUMNS = "mean", "standard_deviation", "lower_90", "upper_90"
 
 
-def predict_table(
-    folder: Path, data: Path, out: Path | None = None, quiet: bool = False
-) -> pandas.DataFrame:
+def predict_table(folder: Path, data: Path, out: Path, quiet: bool = False) -> pandas.DataFrame:
     """Predicts the rows of a table and writes a line of CSV for each, in their order."""
-    out = Path("predictions.csv") if out is None else out
     saved = load_model(folder)
     _check_output(out)
     table = read_table(data, saved.made_from["missing"], saved.decimal)
@@ -300,18 +288,13 @@ def predict_table(
 def _check_output(path: Path) -> None:
     """Checks that predictions can be written and replace nothing but predictions."""
     folder = path.absolute().parent
-    if path.is_symlink():
-        raise DataError(f"--out: {path} is a link. Name the file itself.")
-    if path.is_dir():
-        raise DataError(f"--out: {path} is a folder. Name a file.")
-    there = path.exists()
-    if there and not path.is_file():
-        raise DataError(f"--out: {path} is not a regular file. Name one.")
     if not folder.is_dir():
         raise DataError(f"--out: there is no folder {folder}. Make it first.")
-    if there:
-        with path.open("rb") as file:
-            holds_predictions = file.readline(1000).strip() == ",".join(_COLUMNS).encode()
-        if not holds_predictions:
+    if not path.exists() and not path.is_symlink():
+        return
+    if path.is_symlink() or not path.is_file():
+        raise DataError(f"--out: {path} is not a regular file. Name one.")
+    with path.open("rb") as file:
+        if file.readline(1000).strip() != ",".join(_COLUMNS).encode():
             said = f"{path} is there and holds no predictions of gpclml"
             raise DataError(f"--out: {said}. Name another file, or remove it first.")

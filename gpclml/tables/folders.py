@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,8 +22,6 @@ from gpclml._utils.files import write_atomically
 from gpclml.errors import DataError
 
 _VERSION = 3
-_HALF_WRITTEN = re.compile(r".+\.[0-9a-f]{32}\.part")  # by a run that was killed
-
 
 Kind = Literal["model", "report"]
 """What a folder holds; its record is the file of this name, with ``.json`` after it."""
@@ -61,14 +58,13 @@ def read_record(folder: Path, kind: Kind) -> dict[str, Any] | None:
 
 def files_of(path: Path, record: Mapping[str, Any]) -> dict[str, str]:
     """SHA-256 of the files that a record names, by name; refuses a record that was changed."""
-    wrong = ""
     if record.get("version") != _VERSION:
         wrong = "was written by another release"
-    elif record.get("checksum") != _checksum(record) or not isinstance(record.get("files"), dict):
+    elif record.get("checksum") != _checksum(record):
         wrong = "is damaged, or has been changed since gpclml wrote it"
-    if wrong:
-        raise DataError(f"{path} {wrong}. Move the folder elsewhere, or name another one.")
-    return record["files"]
+    else:
+        return record["files"]
+    raise DataError(f"{path} {wrong}. Move the folder elsewhere, or name another one.")
 
 
 def sha256_of(path: Path) -> str:
@@ -96,17 +92,15 @@ def open_work_folder(out: Path, kind: Kind) -> Iterator[Path]:
     """
     out, work = _resolved(out), work_folder_of(out)
     _check_replaceable(out, kind)
-    if work.is_symlink():
-        raise DataError(f"--out: {work} is a link. Name the folder itself, or another one.")
+    _check_no_link(work)
     try:
         work.mkdir(exist_ok=True)
     except OSError as error:
         said = f"--out: cannot write in {out.parent} ({error.strerror})"
         raise DataError(f"{said}. Name a folder elsewhere.") from error
-    # Half-written files would be in the result, and not in its record.
-    for path in work.rglob("*.part"):
-        if _HALF_WRITTEN.fullmatch(path.name):
-            path.unlink()
+    # Files half written by a run that was killed would be in the result, and not in its record.
+    for path in work.rglob("gpclml.*.part"):
+        path.unlink()
     try:
         yield work
         _check_replaceable(out, kind)  # somebody may have written there meanwhile
@@ -123,16 +117,16 @@ def open_work_folder(out: Path, kind: Kind) -> Iterator[Path]:
 
 def _check_replaceable(folder: Path, kind: Kind) -> None:
     """Refuses a folder unless it is new, empty, or as the command wrote it."""
-    if folder.is_symlink():
-        raise DataError(f"--out: {folder} is a link. Name the folder itself, or another one.")
+    _check_no_link(folder)
     if Path.cwd().is_relative_to(folder):
         raise DataError(f"--out: {folder} is the current folder, or holds it. Name a new one.")
     if not folder.exists() or _is_empty(folder):
         return
     path, record = folder / f"{kind}.json", read_record(folder, kind)
     if record is None:
-        why = f"it has no {path.name}" if folder.is_dir() else "it is no folder"
-        why = f"its {path.name} is of another program" if path.exists() else why
+        why = f"it has no {path.name}"
+        if path.exists():
+            why = f"its {path.name} is of another program"
         what = f"{folder} is there and was not written by this command ({why})"
         raise DataError(f"--out: {what}. Name another folder.")
     files = files_of(path, record)
@@ -140,10 +134,17 @@ def _check_replaceable(folder: Path, kind: Kind) -> None:
         name, is_link = path.relative_to(folder).as_posix(), path.is_symlink()
         if not is_link and (path.is_dir() or name == f"{kind}.json"):
             continue
-        if is_link or name not in files:
-            raise _in_the_way(path, "is there and was not written by this command")
-        if sha256_of(path) != files[name]:
-            raise _in_the_way(path, "has been changed since gpclml wrote it")
+        what = "is there and was not written by this command"
+        if not is_link and name in files:
+            if sha256_of(path) == files[name]:
+                continue
+            what = "has been changed since gpclml wrote it"
+        raise DataError(f"--out: {path} {what}. Move it elsewhere, or name another folder.")
+
+
+def _check_no_link(folder: Path) -> None:
+    if folder.is_symlink():
+        raise DataError(f"--out: {folder} is a link. Name the folder itself, or another one.")
 
 
 def _is_empty(folder: Path) -> bool:
@@ -160,10 +161,6 @@ def _resolved(out: Path) -> Path:
     if not out.parent.is_dir():
         raise DataError(f"--out: there is no folder {out.parent}. Make it first.")
     return out.parent.resolve() / out.name
-
-
-def _in_the_way(path: Path, what: str) -> DataError:
-    return DataError(f"--out: {path} {what}. Move it elsewhere, or name another folder.")
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

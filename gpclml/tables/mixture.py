@@ -79,18 +79,15 @@ class StackedPrediction:
     ) -> None:
         if not bool((degrees > 2).all()):
             raise ArgumentError("degrees", float(degrees.min()), "numbers above 2")
-        self.warps: tuple[Warp | None, ...] = (
-            (None,) * len(weights) if warps is None else tuple(warps)
-        )
+        self.warps: tuple[Warp | None, ...] = tuple(warps or [None] * len(weights))
         if len(self.warps) != len(weights):
-            raise ArgumentError(
-                "warps", f"{len(self.warps)}", f"{len(weights)}, one for each component"
-            )
-        for warp, nu in zip(self.warps, degrees.tolist(), strict=True):
-            if warp is not None and math.isfinite(nu):
-                raise ArgumentError(
-                    "degrees", nu, "infinity (normal tails) where targets are transformed"
-                )
+            expected = f"{len(weights)}, one for each component"
+            raise ArgumentError("warps", f"{len(self.warps)}", expected)
+        self._warped = [(k, warp) for k, warp in enumerate(self.warps) if warp is not None]
+        for k, _ in self._warped:
+            if math.isfinite(degrees[k]):
+                expected = "infinity (normal tails) where targets are transformed"
+                raise ArgumentError("degrees", float(degrees[k]), expected)
         self.counts = counts
         self.weights = weights
         self.degrees = degrees
@@ -124,9 +121,8 @@ class StackedPrediction:
         """Means and variances of the components, ``(K, m)``."""
         # nu / (nu - 2), which is 1 for infinite nu
         means, variances = self._loc.copy(), self._scale**2 / (1 - 2 / self._nu)
-        for k, warp in enumerate(self.warps):
-            if warp is not None:
-                means[k], variances[k] = warp.moments(self._loc[k], self._scale[k])
+        for k, warp in self._warped:
+            means[k], variances[k] = warp.moments(self._loc[k], self._scale[k])
         return means, variances
 
     @property
@@ -183,15 +179,12 @@ class StackedPrediction:
             A safeguarded Newton search between the least and the largest quantile of the
             components; about ten evaluations of the distribution function.
         """
-        is_single = isinstance(probability, float | int | np.number)
-        probabilities = [float(p) for p in ([probability] if is_single else probability)]
-        for p in probabilities:
+        levels = torch.as_tensor(probability, dtype=torch.float64, device="cpu")
+        for p in levels.flatten().tolist():
             if not 0 < p < 1:
                 raise ArgumentError("probability", p, "numbers between 0 and 1")
-        columns = [self._rounded(self._quantile(p)) for p in probabilities]
-        if is_single:
-            return self._like_inputs(columns[0])
-        return self._like_inputs(np.stack(columns, -1) if columns else np.empty((len(self), 0)))
+        rows = [self._rounded(self._quantile(p)) for p in levels.flatten().tolist()]
+        return self._like_inputs(np.reshape(rows, (*levels.shape, len(self))).T)
 
     @checked
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -234,9 +227,8 @@ class StackedPrediction:
         standard = normal * np.sqrt(np.where(heavy, nu, chi_square) / chi_square)
         rows = np.arange(len(self))
         drawn = self._loc[chosen, rows] + self._scale[chosen, rows] * standard
-        for k, warp in enumerate(self.warps):
-            if warp is not None:
-                drawn = np.where(chosen == k, warp.inverse(drawn), drawn)
+        for k, warp in self._warped:
+            drawn = np.where(chosen == k, warp.inverse(drawn), drawn)
         return self._like_inputs(self._rounded(drawn))
 
     @takes_arrays()
@@ -292,15 +284,16 @@ class StackedPrediction:
 
     def _standardized(self, y: Array) -> Array:
         """Targets ``(m,)`` in units of the components, ``(K, m)``."""
-        warped = np.stack([y if warp is None else warp.forward(y) for warp in self.warps])
+        warped = np.tile(y, (len(self._w), 1))
+        for k, warp in self._warped:
+            warped[k] = warp.forward(y)
         return (warped - self._loc) / self._scale
 
     def _log_density(self, y: Array) -> Array:
         with np.errstate(over="ignore"):  # far away a density is zero
             logs = t.logpdf(self._standardized(y), self._nu) - np.log(self._scale)
-        for k, warp in enumerate(self.warps):
-            if warp is not None:
-                logs[k] += warp.log_slope(y)
+        for k, warp in self._warped:
+            logs[k] += warp.log_slope(y)
         return np.asarray(logsumexp(logs, axis=0, b=self._w[:, None]))
 
     def _cdf(self, y: Array) -> Array:
@@ -313,9 +306,8 @@ class StackedPrediction:
     def _quantile(self, probability: float) -> Array:
         """The continuous quantile of each row, ``(m,)``."""
         ends = self._loc + self._scale * t.ppf(probability, self._nu)
-        for k, warp in enumerate(self.warps):
-            if warp is not None:
-                ends[k] = warp.inverse(ends[k])
+        for k, warp in self._warped:
+            ends[k] = warp.inverse(ends[k])
         # A component without weight has no say.
         ends = ends[self._w > 0]
         low, high = ends.min(0), ends.max(0)

@@ -7,13 +7,13 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas
 import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 from matplotlib import style
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -29,7 +29,6 @@ from gpclml.evaluation import (
 from gpclml.evaluation.comparison import joined
 from gpclml.evaluation.plots import GUIDE, style_of
 from gpclml.tables.data import TableData
-from gpclml.tables.encoding import CategoryColumn, InputEncoding, NumberColumn
 from gpclml.tables.fitting import RunOptions, SavedModel, package_versions
 from gpclml.tables.predictions import (
     PREDICTED_SHARE,
@@ -38,7 +37,7 @@ from gpclml.tables.predictions import (
     ColumnEffect,
     PredictionScores,
 )
-from gpclml.tables.recipes import DESCRIPTIONS, MODELS, STACK, Recipe
+from gpclml.tables.recipes import DESCRIPTIONS, MODELS, STACK
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,9 +48,7 @@ if TYPE_CHECKING:
 Scores = Mapping[str, PredictionScores]
 
 _COMPARED = {"mean": "the mean has", "linear": "a linear model", "trees": "trees"}
-_MOST_SHOWN = 6  # levels of a category
 _MOST_NAMED = 4  # columns
-_MOST_EFFECTS = 12
 
 
 def headline(choice: Choice, target: str) -> str:
@@ -112,19 +109,16 @@ def columns_in_words(effects: Sequence[ColumnEffect]) -> str:
     clear = [effect for effect in effects if effect.is_clear]
     if not clear:
         return "No single column clearly matters to the predictions."
-    first, *others = clear
     named = [effect.column for effect in clear[:_MOST_NAMED]]
     if more := len(clear) - len(named):
         named.append(f"{more} other{'s' if more > 1 else ''}")
-    what = "columns that clearly matter are" if others else "one column that clearly matters is"
+    what = "columns that clearly matter are"
+    if len(clear) == 1:
+        what = "one column that clearly matters is"
     return (
-        f"The {what} {joined(named)}: if the values of {first.column} are shuffled among the test "
-        f"rows, the typical error rises by {figure(first.rise, 2)}."
+        f"The {what} {joined(named)}: if the values of {named[0]} are shuffled among the test "
+        f"rows, the typical error rises by {figure(clear[0].rise, 2)}."
     )
-
-
-TEST_COLUMNS = "typical error", "explained", "interval width", "rows inside"
-"""Names of the columns of the table of test scores."""
 
 
 def score_table(
@@ -135,79 +129,19 @@ def score_table(
     ``marked`` has for models whose fit is in doubt what is shown after the name.
     """
     mean = scores["mean"].rmse if "mean" in scores else math.nan
-
-    def rank(name: str) -> tuple[bool, bool, float]:
-        return scores[name].is_missing, name != choice.name, scores[name].rmse
-
-    rows: dict[str, list[str]] = {}
-    for name in sorted(scores, key=rank):
-        score = scores[name]
-        rows[name + (marked or {}).get(name, "")] = [
-            _value_and_error(score.rmse, score.rmse_se),
-            percent(1 - (score.rmse / mean) ** 2 if mean > 0 else math.nan),
-            figure(score.width),
-            percent(score.coverage) if score.has_intervals else "",
-        ]
-    return _frame(rows, TEST_COLUMNS)
-
-
-def criteria_table(
-    comparison: Comparison, scores: Scores, fitted: Mapping[str, SavedModel]
-) -> pandas.DataFrame:
-    """The criteria as texts: a row for each GP, and test scores of the stack."""
-    rows: dict[str, list[str]] = {}
-    marked = marks(comparison, fitted)
-    for name, line in comparison.table.to_dict("index").items():
-        name = str(name)
-        rows[name + marked[name]] = [
-            _text(line["lml"]),
-            _text(line["clml"], line["clml_se"]),
-            _text(line["loo"], line["loo_se"]),
-            "" if line["rank"] == 0 else _text(line["difference"], line["difference_se"]),
-            _text(line["weight"], digits=2),
-            *_density_cells(scores[name]),
-            f"{fitted[name].seconds:.1f}",
-        ]
-    if "stack" in scores:
-        rows["stack"] = [""] * 5 + [*_density_cells(scores["stack"]), ""]
-    columns = "LML", "CLML", "LOO", "LOO less first", "weight", "test NLL", "rows inside", "seconds"
-    return _frame(rows, columns)
-
-
-def _density_cells(scores: PredictionScores) -> list[str]:
-    if not scores.has_intervals:
-        return ["", ""]
-    inside = f"{percent(scores.coverage)} ± {percent(scores.coverage_se)}"
-    return [_value_and_error(scores.nll, scores.nll_se), inside]
-
-
-def effect_table(effects: Sequence[ColumnEffect]) -> pandas.DataFrame:
-    """How much the typical error rises by each column that matters, as texts."""
+    order = sorted(
+        scores, key=lambda name: (scores[name].is_missing, name != choice.name, scores[name].rmse)
+    )
     rows = {
-        each.column: [_value_and_error(each.rise, each.error)] for each in effects[:_MOST_EFFECTS]
+        name + (marked or {}).get(name, ""): {
+            "typical error": value_and_error(scores[name].rmse, scores[name].rmse_se),
+            "explained": percent(1 - (scores[name].rmse / mean) ** 2 if mean > 0 else math.nan),
+            "interval width": figure(scores[name].width),
+            "rows inside": percent(scores[name].coverage),
+        }
+        for name in order
     }
-    return _frame(rows, ["typical error rises by"])
-
-
-def input_table(encoding: InputEncoding) -> pandas.DataFrame:
-    """How many inputs each column becomes, and how."""
-    rows = {column.name: [str(len(column.inputs)), _how(column)] for column in encoding.columns}
-    rows |= {name: ["0", f"left out: {reason}"] for name, reason in encoding.left_out.items()}
-    return _frame(rows, ["inputs", "as"])
-
-
-def _how(column: NumberColumn | CategoryColumn) -> str:
-    if isinstance(column, CategoryColumn):
-        shown = ", ".join(column.levels[:_MOST_SHOWN])
-        more = ", ..." if len(column.levels) > _MOST_SHOWN else ""
-        missing = "; missing is a level of its own" if column.has_missing else ""
-        return f"an input for each of {len(column.levels)} levels: {shown}{more}{missing}"
-    what = {"number": "number", "boolean": "0 and 1", "date": "days since 1970"}[column.kind]
-    return f"{what}, and an input that says where it is missing" if column.has_missing else what
-
-
-def _frame(rows: dict[str, list[str]], columns: Sequence[str]) -> pandas.DataFrame:
-    return pandas.DataFrame.from_dict(rows, orient="index", columns=list(columns))
+    return pandas.DataFrame.from_dict(rows, orient="index")
 
 
 _MARKS = {
@@ -233,39 +167,34 @@ def figure(value: float, digits: int = 3) -> str:
     """A number rounded to so many digits, written out where that is short; empty for NaN."""
     if math.isnan(value) or value == 0:
         return "" if math.isnan(value) else "0"
-    if not 1e-4 <= abs(value) < 1e7:
-        return _minus(f"{value:.{digits}g}")
-    return _rounded(value, digits - 1 - math.floor(math.log10(abs(value))))
+    if _is_long(value):
+        return f"{value:.{digits}g}"
+    return f"{Decimal(f'{value:#.{digits}g}'):f}"
 
 
 def percent(share: float) -> str:
     """A share in percent, rounded to a whole number, with a non-breaking space; empty for NaN."""
-    return "" if math.isnan(share) else _minus(f"{round(100 * share)}\N{NO-BREAK SPACE}%")
+    return "" if math.isnan(share) else f"{100 * share:.0f}\N{NO-BREAK SPACE}%"
 
 
-def _text(value: float, error: float = math.nan, digits: int = 1) -> str:
+def criterion_text(value: float, error: float = math.nan, digits: int = 1) -> str:
     """A number and its error, if it has one, as text; empty for NaN."""
-    text = "" if math.isnan(value) else _minus(f"{value:.{digits}f}")
+    text = "" if math.isnan(value) else f"{value:.{digits}f}"
     return text if math.isnan(error) else f"{text} ± {error:.{digits}f}"
 
 
-def _value_and_error(value: float, error: float) -> str:
+def value_and_error(value: float, error: float) -> str:
     """A value and its error, rounded to two digits of the error."""
     if not error > 0:
         return figure(value)
-    if not 1e-4 <= abs(value) < 1e7:
+    if _is_long(value):
         return f"{figure(value)} ± {figure(error, 2)}"
-    # Decimals of the second digit of the error; negative ones round before the point.
-    decimals = 1 - math.floor(math.log10(error))
-    return f"{_rounded(value, decimals)} ± {_rounded(error, decimals)}"
+    digits = Decimal(f"{error:.1e}")
+    return f"{Decimal(value).quantize(digits):f} ± {digits:f}"
 
 
-def _rounded(value: float, decimals: int) -> str:
-    return _minus(f"{round(value, decimals):.{max(decimals, 0)}f}")
-
-
-def _minus(text: str) -> str:
-    return text.replace("-", "\N{MINUS SIGN}")
+def _is_long(value: float) -> bool:
+    return not 1e-4 <= abs(value) < 1e7
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,66 +217,55 @@ class Report:
     made: str
 
     @property
-    def first(self) -> str:
-        """The model that ranks first."""
-        return str(self.comparison.table.index[0])
-
-    @property
-    def answer(self) -> list[str]:
-        """Sentences on the chosen model."""
-        count, column = len(self.data.test[1]), self.options.table.time_column
-        which = f"{count} test rows, which no fit has seen,"
-        if column is not None:
-            which = f"latest {count} rows by {column}, which no fit has seen,"
-        return answer(self.choice, self.texts[self.choice.name], self.scores, f"the {which}")
-
-    @property
     def texts(self) -> Mapping[str, str]:
         """What each model is."""
         return {**YARDSTICKS, **{name: DESCRIPTIONS[name] for name in self.fitted}}
 
+    @property
+    def words(self) -> dict[str, Any]:
+        """What page and terminal both say: headline, answer, table of scores, and columns."""
+        count, column = len(self.data.test[1]), self.options.table.time_column
+        rows = f"{count} test rows" if column is None else f"latest {count} rows by {column}"
+        rows = f"the {rows}, which no fit has seen,"
+        description = self.texts[self.choice.name]
+        marked = marks(self.comparison, self.fitted)
+        return {
+            "headline": headline(self.choice, self.options.table.target),
+            "answer": " ".join(answer(self.choice, description, self.scores, rows)),
+            "score_table": score_table(self.choice, self.scores, marked),
+            "columns": columns_in_words(self.effects),
+            "marks": marked,
+        }
+
 
 def page_of(report: Report) -> str:
     """The page as HTML, with style and figures in it, so that it needs no other file."""
-    comparison, encoding, scores = report.comparison, report.data.encoding, report.scores
-    choice, recipe = report.choice, report.options.recipe
+    comparison, choice, recipe = report.comparison, report.choice, report.options.recipe
     fitted = choice.name if choice.name in (*MODELS, STACK) else choice.pick
     if fitted == STACK:  # which has no other objective and no limit of steps
-        recipe = Recipe(STACK, seed=recipe.seed, restarts=recipe.restarts)
-    else:
-        recipe = replace(recipe, model=fitted)
+        recipe = replace(recipe, objective="lml", steps=None)
+    command = RunOptions(report.options.table, replace(recipe, model=fitted), Path("model"))
     # Names of columns, levels and files are escaped.
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, autoescape=True,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
+    templates.globals.update(
+        percent=percent, value_and_error=value_and_error, criterion_text=criterion_text
+    )
+    targets = report.data.test[1]
     return templates.get_template("page.html.jinja").render(
         report=report,
-        target=report.options.table.target,
-        headline=headline(choice, report.options.table.target),
-        num_test=len(report.data.test[1]),
-        descriptions=[(name, report.texts[name]) for name in scores],
-        score_table=score_table(choice, scores, marks(comparison, report.fitted)),
-        table=_table,
-        figure=figure_of_test_rows(report.data.test[1], scores[choice.name]),
-        is_drawn_in_part=len(report.data.test[1]) > _MOST_DRAWN,
-        columns=columns_in_words(report.effects),
-        effect_table=effect_table(report.effects),
-        objective=report.options.recipe.objective.upper(),
-        criteria_table=criteria_table(comparison, scores, report.fitted),
-        input_table=input_table(encoding),
+        **report.words,
         fitted=fitted,
-        fit_command=RunOptions(report.options.table, recipe, Path("model")).command("fit"),
+        fit_command=command.command("fit"),
         versions=package_versions(),
-        figures=figures_of_criteria(comparison, one_input=len(encoding.names) == 1),
+        num_test=len(targets),
+        most_drawn=_MOST_DRAWN,
+        figure=figure_of_test_rows(targets, report.scores[choice.name]),
+        figures=figures_of_criteria(comparison, one_input=len(report.data.encoding.names) == 1),
         models=joined(list(comparison.models)),
     )
-
-
-def _table(frame: pandas.DataFrame, classes: str) -> str:
-    """A table of texts as HTML; what has a meaning there is escaped."""
-    with pandas.option_context("display.max_colwidth", None):
-        return Markup(frame.to_html(border=0, classes=classes, escape=True))
 
 
 _ON_FITS = "fit-failed", "below-contained", "not-scored"
@@ -355,22 +273,20 @@ _ON_FITS = "fit-failed", "below-contained", "not-scored"
 
 def report_text(report: Report) -> list[str]:
     """What the page says, in lines for a terminal."""
-    comparison, fitted = report.comparison, report.fitted
-    table = score_table(report.choice, report.scores, marks(comparison, fitted))
+    comparison, fitted, words = report.comparison, report.fitted, report.words
     # Sentences end with the findings, of which a terminal shows those on fits alone.
     criteria = comparison.sentences[: len(comparison.sentences) - len(comparison.findings)]
-    said = [
-        headline(report.choice, report.options.table.target),
-        " ".join(report.answer),
+    return [
+        words["headline"],
+        words["answer"],
         "",
-        *table.to_string().split("\n"),
+        *words["score_table"].to_string().split("\n"),
         "",
-        columns_in_words(report.effects),
+        words["columns"],
         *([f"Of the single Gaussian processes: {' '.join(criteria)}"] if criteria else []),
         *(finding.text for finding in comparison.findings if finding.name in _ON_FITS),
         *(f"{name}: {fit.note}" for name, fit in fitted.items() if fit.note and not fit.problem),
     ]
-    return [line.replace("\N{MINUS SIGN}", "-") for line in said]  # code pages of Windows lack it
 
 
 # Letters of 10 points in 5.6 inches are legible on a page 390 pixels wide, and not large on a wide

@@ -68,8 +68,7 @@ class PredictionScores:
     @staticmethod
     def missing(count: int) -> PredictionScores:
         """Scores of ``count`` rows that are all NaN, for a model that cannot predict them."""
-        none = torch.full((count,), math.nan, dtype=torch.float64)
-        return _scores(*[none] * 6)
+        return prediction_scores(*torch.full((2, count), math.nan, dtype=torch.float64))
 
     @property
     def is_missing(self) -> bool:
@@ -126,24 +125,18 @@ def prediction_scores(targets: Tensor, prediction: StackedPrediction | Tensor) -
         NonFiniteError: A prediction is not finite.
     """
     if isinstance(prediction, Tensor):
-        none = torch.full_like(prediction, math.nan)
-        return _scores(targets, prediction, none, none, none, none)
-    means, (lower, upper) = prediction.mean, prediction.interval(PREDICTED_SHARE)
-    check_finite("mean", means)
-    densities = prediction.log_density(targets.to(means))
-    inside = (lower <= targets) & (targets <= upper)
-    return _scores(targets, means, densities, inside.to(means), lower, upper)
-
-
-def _scores(
-    targets: Tensor, means: Tensor, densities: Tensor, inside: Tensor, lower: Tensor, upper: Tensor
-) -> PredictionScores:
+        means = prediction
+        densities = inside = lower = upper = torch.full_like(means, math.nan)
+    else:
+        means, (lower, upper) = prediction.mean, prediction.interval(PREDICTED_SHARE)
+        check_finite("mean", means)
+        densities = prediction.log_density(targets.to(means))
+        inside = ((lower <= targets) & (targets <= upper)).to(means)
     errors = targets - means
-    squares = errors.square()
-    rmse = math.sqrt(float(squares.mean()))
+    rmse = math.sqrt(float(errors.square().mean()))
     return PredictionScores(
         rmse=rmse,
-        rmse_se=_error_of_mean(squares) / (2 * rmse) if rmse else 0.0,
+        rmse_se=_error_of_mean(errors.square()) / (2 * rmse) if rmse else 0.0,
         nll=-float(densities.mean()),
         nll_se=_error_of_mean(densities),
         coverage=float(inside.mean()),
@@ -272,32 +265,28 @@ def column_effects(
     test rows are taken, fewer with many columns: about 10,000 points are predicted, or 25 for each
     column if these are more.
     """
-    generator = seeded(seed)
-    columns = encoding.slices
-    most = min(_MOST_ROWS, max(_LEAST_ROWS, _MOST_POINTS // len(columns)))
-    count = min(len(test[1]), most)
+    generator, columns = seeded(seed), encoding.slices
+    count = min(len(test[1]), _MOST_ROWS, max(_LEAST_ROWS, _MOST_POINTS // len(columns)))
     rows = torch.linspace(0, len(test[1]) - 1, count).round().long()
     x, y = test[0][rows], test[1][rows]
     shuffles = max(1, min(_MOST_SHUFFLES, _MOST_POINTS // (count * len(columns))))
-    points = []
+    points = [x]
     for inputs in columns.values():
         for _ in range(shuffles):
-            order = torch.randperm(count, generator=generator)
-            changed = x.clone()
-            changed[:, inputs] = x[order, inputs]
-            points.append(changed)
+            points.append(x.clone())
+            points[-1][:, inputs] = x[torch.randperm(count, generator=generator), inputs]
     # One call for all: a stack has a factorization for each call.
-    prediction = predict(torch.cat([x, *points]))
+    prediction = predict(torch.cat(points))
     means = prediction if isinstance(prediction, Tensor) else prediction.mean
     squares = (means.reshape(-1, count) - y).square()
     true, shuffled = squares[0], squares[1:].reshape(len(columns), shuffles, count).mean(1)
     effects = []
     for name, changed in zip(columns, shuffled, strict=True):
         rmse = math.sqrt(float(changed.mean()))
-        spread = float((changed - true).std()) / math.sqrt(count)
         rise = rmse - math.sqrt(float(true.mean()))
         rise = 0.0 if abs(rise) < _ROUNDING * rmse else rise
-        effects.append(ColumnEffect(name, rise, spread / (2 * rmse) if rmse else 0.0))
+        error = _error_of_mean(changed - true) / (2 * rmse) if rmse else 0.0
+        effects.append(ColumnEffect(name, rise, error))
     return tuple(sorted(effects, key=lambda effect: -effect.rise))
 
 
@@ -316,21 +305,20 @@ def yardsticks(
 ) -> tuple[dict[str, Predictor], list[str]]:
     """Fits the stack, a tree ensemble and the mean; sentences say what could not be fitted."""
     x, y = train
+    predictors: dict[str, Predictor] = {}
+    failures: list[str] = []
 
-    def stack() -> Predictor:
+    def fit_stack() -> Predictor:
         return StackedGP(seed=seed).fit(x, y, categories=categories, progress=False).predict
 
-    def trees() -> Predictor:
+    def fit_trees() -> Predictor:
         model = HistGradientBoostingRegressor(random_state=seed % 2**32)
         model.fit(x.numpy(), y.numpy())
         return lambda new: torch.from_numpy(
             model.predict(filled(new, categories, seed, x).numpy())
         ).to(new)
 
-    fits: dict[str, Callable[[], Predictor]] = {
-        "stack": stack, "trees": trees, "mean": lambda: lambda new: y.mean().expand(len(new)),
-    }  # fmt: skip
-    predictors, failures = {}, []
+    fits = {"stack": fit_stack, "trees": fit_trees}
     if len(y) > _MOST_STACKED:
         del fits["stack"]
         failures.append(
@@ -342,4 +330,4 @@ def yardsticks(
             predictors[name] = fit()
         except Exception as error:  # whatever it is, the others are worth having
             failures.append(f"{name} failed ({error_text(error)}).")
-    return predictors, failures
+    return predictors | {"mean": lambda new: y.mean().expand(len(new))}, failures

@@ -1,4 +1,4 @@
-"""Reads tables from CSV and Parquet files, and draws rows."""
+"""Reads tables from CSV and Parquet files."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas
-import torch
 from pandas.api.types import is_numeric_dtype
-from torch import Generator, Tensor
 
-from gpclml._utils.arguments import seeded
 from gpclml.errors import DataError
 from gpclml.tables.encoding import column_of
 
@@ -71,13 +67,11 @@ def read_table(
 
 
 def _check_names(path: Path, names: list[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(names).items():
+        if count > 1:
             columns = " and ".join(str(i) for i, other in enumerate(names, 1) if other == name)
-            raise DataError(
-                f"{path}: the column name {name!r} is there {names.count(name)} times (columns "
-                f"{columns}). Rename or remove all but one."
-            )
+            said = f"{path}: the column name {name!r} is there {count} times (columns {columns})"
+            raise DataError(f"{said}. Rename or remove all but one.")
 
 
 def _nearest(path: Path) -> str:
@@ -156,7 +150,7 @@ def _column_names(path: Path, text: str, separator: str) -> list[str]:
         names = [name.strip() for name in next(line for line in lines if line)]
     except csv.Error as error:
         raise DataError(f"{path} is not a table: {error}. Save the table as CSV.") from error
-    if any(names) and all(map(_is_number, filter(None, names))):
+    if any(names) and _are_numbers(name for name in names if name):
         raise DataError(
             f"{path}: the first line has numbers, not column names ({', '.join(names[:4])}). Put a "
             "line of names before it."
@@ -164,12 +158,9 @@ def _column_names(path: Path, text: str, separator: str) -> list[str]:
     return [name or f"column {number}" for number, name in enumerate(names, start=1)]
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _are_numbers(texts: Iterable[str]) -> bool:
+    numbers = pandas.to_numeric(pandas.Series(list(texts), dtype=object), errors="coerce")
+    return bool(numbers.notna().all())
 
 
 def _parsed(
@@ -203,9 +194,9 @@ def _parsed(
 _THOUSANDS = {".": ",", ",": "."}  # by the decimal mark; both may have spaces and apostrophes too
 _AMOUNTS = {
     decimal: re.compile(
-        r"\s*([+-]?)\s*[$€£¥]?\s*"
-        rf"([1-9]\d{{0,2}}(?:[{thousands} '\u2019\u00a0\u202f]\d{{3}})+|\d+|(?=[{decimal}]))"
-        rf"((?:[{decimal}]\d+)?(?:[eE][+-]?\d+)?)\s*[$€£¥%]?\s*"
+        r"\s*[+-]?\s*[$€£¥]?\s*"
+        rf"(?:[1-9]\d{{0,2}}(?:[{thousands} '\u2019\u00a0\u202f]\d{{3}})+|\d+|(?=[{decimal}]))"
+        rf"(?:[{decimal}]\d+)?(?:[eE][+-]?\d+)?\s*[$€£¥%]?\s*"
     )
     for decimal, thousands in _THOUSANDS.items()
 }
@@ -242,8 +233,8 @@ def _read_amounts(
         if is_plain and mark == separator and usual != mark:
             continue  # lists such as "1,2" in quotes
         if mark == "," or not is_numeric_dtype(table[name]):
-            numbers = iter([_amount(text, mark) for text in column])
-            table[name] = [next(numbers) if there else np.nan for there in texts[name].notna()]
+            bare = column_of(texts, name).str.replace(rf"[^\d{mark}eE+-]", "", regex=True)
+            table[name] = bare.str.replace(mark, ".", regex=False).astype(float)
         amounts += [] if is_plain else [name]
     table.attrs.update(decimal=usual, amounts=amounts)
     return table
@@ -258,7 +249,7 @@ def _decimal_marks(cells: list[str]) -> list[str]:
     marked = [number for number in digits if _MARKED.search(number)]
     whole = [number for number in digits if not _MARKED.search(number)]
     if not marked:
-        return [] if all(map(_is_number, cells)) else ["."]
+        return [] if _are_numbers(cells) else ["."]
     used = [mark for mark in marks if any(mark in number for number in marked)]
     if len(used) == 1 and whole:
         # Decimals are written in full, as 950.000, or without their last zeros, as 12.5.
@@ -267,35 +258,3 @@ def _decimal_marks(cells: list[str]) -> list[str]:
         if any(number.endswith("0") for number in marked):
             return [_THOUSANDS[used[0]]]
     return marks
-
-
-def _amount(text: str, decimal: str) -> float:
-    """The number of a text such as ``$1,250`` or, with a decimal comma, ``1.250,5 €``."""
-    match = _AMOUNTS[decimal].fullmatch(text)
-    assert match is not None
-    sign, whole, decimals = match.groups()
-    return float(sign + re.sub(r"\D", "", whole) + decimals.replace(",", "."))
-
-
-@dataclass(frozen=True, eq=False)
-class TrainTestSplit:
-    """Row numbers of a table, from 0, split into training and test rows.
-
-    Attributes:
-        train: Training rows, ``(num_train,)``, int64.
-        test: Test rows, ``(num_test,)``, int64.
-    """
-
-    train: Tensor
-    test: Tensor
-
-
-def split(n: int, seed: int | Generator, test_fraction: float = 0.1) -> TrainTestSplit:
-    """A random split of ``n`` rows, of which the fraction, rounded, are test rows."""
-    order, num_test = torch.randperm(n, generator=seeded(seed)), round(n * test_fraction)
-    return TrainTestSplit(train=order[num_test:], test=order[:num_test])
-
-
-def subset(train: Tensor, n: int, seed: int | Generator) -> Tensor:
-    """Random training rows, ``(n,)``; with one seed those of a larger ``n`` begin with them."""
-    return train[torch.randperm(len(train), generator=seeded(seed))[:n]]

@@ -128,8 +128,9 @@ class Recipe:
             stack.fit(x, y, categories=categories, time_budget=self.time_budget, progress=progress)
             return RecipeFit(stack, "", "")
         steps = self.steps or _STEPS.get(self.model)
-        redraws = self.model == "deep" and self.objective == "clml"
-        conditioning = None if redraws else OBJECTIVES[self.objective]
+        conditioning = OBJECTIVES[self.objective]
+        if self.model == "deep" and self.objective == "clml":
+            conditioning = None  # which redraws the held-out points
         kernel = kernel_object(self.model) or {"sm": "spectral_mixture"}.get(self.model, self.model)
         mean = "zero" if self.model == "linear" else "constant"
         model = GPRegression(x, y, kernel, mean, seed=self.seed)
@@ -173,10 +174,8 @@ def _networks_in_words(result: NetworksFitResult) -> str:
     if result.message:
         return f"Training on all rows failed, so the model is the RBF GP: {result.message}"
     if result.chosen == 0:
-        return (
-            "Learned features do not help on held-out rows, so the model is the RBF GP, fitted by "
-            "LML."
-        )
+        said = "Learned features do not help on held-out rows, so the model is the RBF GP"
+        return f"{said}, fitted by LML."
     gain, error = result.gains[result.chosen], result.standard_errors[result.chosen]
     steps = result.steps[result.chosen]
     trained = f"trained for {steps} steps" if steps else "fitted by line searches"

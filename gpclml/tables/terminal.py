@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -12,26 +11,19 @@ import typer
 
 _OF_PACKAGES = DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning
 
-# Controls (also those above ASCII), marks that turn the direction of what follows, separators of
-# lines, and surrogates, which stand for the bytes of a name that is not UTF-8.
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-
 
 def printable(text: str) -> str:
     r"""The text in one line, in which controls are written as escapes such as ``\x1b``.
 
-    What names of files and columns hold can so neither colour, move nor forge anything.
+    What names of files and columns hold can so neither colour, move nor forge anything. Escaped are
+    also marks that turn the direction of what follows, separators of lines, and surrogates, which
+    stand for the bytes of a name that is not UTF-8.
     """
-    return _UNSAFE.sub(_escaped, text)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    character = match[0]
-    if "\udc80" <= character <= "\udcff":
-        return f"\\x{ord(character) - 0xDC00:02x}"  # the byte itself
-    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
+    return "".join(
+        character if character.isprintable() or character == "\N{NO-BREAK SPACE}"
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )  # fmt: skip
 
 
 def tell(*lines: str) -> None:

@@ -123,12 +123,6 @@ def test_sampled_descent_takes_the_steps_of_autograd():
     torch.testing.assert_close(expected_weights(given, 0.03, 2), weights.detach())
 
 
-def test_many_small_steps_reach_the_optimal_weights():
-    given = predictions()
-    learned = expected_weights(given, 4e-3, 800)
-    torch.testing.assert_close(learned, optimal_weights(given), rtol=2e-2, atol=1e-2)
-
-
 def test_concurrent_draws_weigh_the_model_of_higher_evidence_more():
     members = models()
     evidences = torch.stack([log_marginal_likelihood(model) for model in members])

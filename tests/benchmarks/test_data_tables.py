@@ -9,7 +9,7 @@ import pytest
 import torch
 from table_files import register, smooth_rows, write_table
 
-from benchmarks.data import load, load_published_split, names
+from benchmarks.data import load, load_published_split, names, split, subset
 from benchmarks.data.files import data_files
 from gpclml.errors import DataError, UnknownNameError
 
@@ -112,3 +112,23 @@ def test_a_published_split_that_leaves_out_or_repeats_rows(folder, first, end):
     save_split(folder, train_0=np.arange(first, end), test_0=np.arange(31))
     with pytest.raises(DataError, match="train_0 and test_0 do not divide 308 rows"):
         load_published_split("yacht", 0)
+
+
+def test_a_split_depends_on_the_seed_only():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    halves, other = split(100, 3), split(100, 4)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert halves.test[:5].tolist() == [86, 42, 89, 92, 3]
+    assert not torch.equal(halves.test.sort().values, other.test.sort().values)
+    assert torch.cat([halves.train, halves.test]).sort().values.tolist() == list(range(100))
+    assert len(split(101, 3, 0.34).test) == 34
+
+
+def test_subsets_are_nested_and_of_training_rows_only():
+    train = split(200, 0).train
+    small, large = subset(train, 50, seed=1), subset(train, 100, seed=1)
+    assert torch.equal(large[:50], small)
+    assert len(set(large.tolist())) == 100
+    assert set(large.tolist()) <= set(train.tolist())
+    assert not torch.equal(small, subset(train, 50, seed=2))

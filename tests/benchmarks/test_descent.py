@@ -46,24 +46,6 @@ def test_draws_are_the_minimizers_that_their_starts_determine(n, num_weights):
     torch.testing.assert_close(weights, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_every_step_comes_closer():
-    off = [float((w - end).norm()) for w, end in (draws(problem(), 6, s) for s in (0, 5, 20, 80))]
-    assert off[0] > 2 * off[1] > 4 * off[2] > 8 * off[3]
-
-
-def test_draws_have_mean_and_covariance_of_the_posterior():
-    model = problem()
-    count = 20_000
-    weights, _ = draws(model, count, steps=150)
-    mean, covariance = posterior(*model)
-    variances = covariance.diagonal()
-    off = (weights.mean(0) - mean) / (variances / count).sqrt()
-    assert float(off.abs().max()) < 4
-    # The variance of a sample covariance of Gaussians is (C_ij² + C_ii C_jj) / S.
-    spread = ((covariance.square() + torch.outer(variances, variances)) / count).sqrt()
-    assert float(((weights.mT.cov() - covariance) / spread).abs().max()) < 4
-
-
 def exact(model) -> tuple[Prefixes, float]:
     features, target, prior, noise = model
     covariance = features * prior @ features.mT + noise.diag()

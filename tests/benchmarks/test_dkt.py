@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from benchmarks.dkt import cells, studies
 from benchmarks.dkt.__main__ import app
 from benchmarks.dkt.cells import (
-    conditioning,
     label,
     nearest_neighbour_accuracy,
     plain_gp_scores,
@@ -30,7 +29,7 @@ from benchmarks.dkt.published import (
 from benchmarks.dkt.studies import STUDIES, Sources, study_named
 from benchmarks.dkt.study import make_grid
 from benchmarks.runner import load_results
-from gpclml.conditioning import LastPoints, RandomHoldout
+from gpclml.conditioning import LastPoints
 from gpclml.errors import NonFiniteError, UnknownNameError
 from gpclml.inference import evaluating
 from gpclml.meta import DeepKernelTransfer, Episodes, ImageTasks
@@ -216,16 +215,6 @@ def test_studies_are_tested_on_one_training_and_tempered(kernel):
     assert first["tempered_nll"] < first["nll"]
 
 
-def test_what_is_computed_together():
-    def cell(**settings):
-        usual = {"study": "omniglot-part", "shots": 1, "seed": 0, "kernel": "linear"}
-        return usual | settings
-
-    assert label(cell()) == label(cell(study="omniglot-part-to-mnist"))
-    for settings in ({"seed": 3}, {"shots": 5}, {"study": "digits"}):
-        assert label(cell()) != label(cell(**settings))
-
-
 @pytest.mark.parametrize("kernel", ["linear-transfer", "maml", "matching", "prototypes", "pixels"])
 def test_baselines_are_cells(kernel):
     [cell] = make_grid(["digits"], shots=(1,), kernels=[kernel], seeds=1, steps=4, test_tasks=20)
@@ -255,16 +244,6 @@ def test_a_baseline_keeps_the_first_of_equal_looks_and_the_last_where_nothing_va
         assert float(model.weight.detach()) == pytest.approx(-moved * cell["lr"], rel=1e-3)
     with pytest.raises(NonFiniteError, match="at step 2"):
         train_baseline(Fixed(), sources.train, None, cell | {"lr": math.inf})
-
-
-def test_what_objectives_hold_out():
-    tasks = study_named("digits").sources(1, 0).train
-    half = conditioning("clml-half", tasks)
-    assert isinstance(half, RandomHoldout)
-    assert half.fraction == 0.5
-    assert conditioning("lml", tasks).split(9).held_out[0].numel() == 9
-    held_out = conditioning("clml", tasks).split(9).held_out[0]
-    assert held_out.flatten().tolist() == [3, 4, 5, 6, 7, 8]  # all but three support points
 
 
 def pictures():

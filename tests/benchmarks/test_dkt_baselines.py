@@ -8,7 +8,6 @@ import torch
 from benchmarks.dkt.baselines import (
     BASELINES,
     FirstOrderMAML,
-    LinearTransfer,
     MatchingNetwork,
     PrototypicalNetwork,
     evaluate_baseline,
@@ -78,21 +77,6 @@ def test_linear_layers_are_fitted_task_by_task():
             optimizer.step()
         torch.testing.assert_close(weight[task], layer.weight.detach())
         torch.testing.assert_close(bias[task, 0], layer.bias.detach())
-
-
-def test_linear_transfer_trains_a_classifier_of_all_classes():
-    data, model = points(), made(LinearTransfer, num_classes=7).double()
-    with torch.no_grad():
-        model.weight.normal_(generator=torch.Generator().manual_seed(1))
-    outputs = data.query_x @ model.weight.T + model.bias
-    expected = [
-        torch.nn.functional.cross_entropy(outputs[task], data.query_y[task])
-        for task in range(TASKS)
-    ]
-    torch.testing.assert_close(model.loss(data), torch.stack(expected))
-    weight, bias = fit_linear_layers(data.support_x, data.support_y, WAYS)
-    expected = torch.log_softmax(data.query_x @ weight.mT + bias, -1)
-    torch.testing.assert_close(model.log_probabilities(data), expected)
 
 
 def test_maml_takes_its_steps_on_the_support_points():

@@ -46,14 +46,6 @@ def test_networks_and_their_starts():
                 assert not torch.equal(one(x), other(x))
 
 
-def test_starts_leave_the_global_generator_alone():
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    network("cnn-4x2", 1, 8, 10, 5)
-    assert torch.equal(torch.rand(3), expected)
-
-
 def test_images_are_parted_and_scaled():
     data = images("digits", 1000, 0)
     assert data.train_x.shape == (1000, 1, 8, 8)
@@ -200,16 +192,6 @@ def test_networks_on_real_tables(data_folder, monkeypatch):
     scores = run_cell(cell)
     assert scores["rmse"] < 12  # the spread of the targets is 15
     assert math.isfinite(scores["nll_laplace"])
-
-
-def test_learning_rate_of_family():
-    """Residual networks start at a higher rate than the others, unless one is given for all."""
-    names = ("mlp-8x1", "cnn-4x1", "resnet-4x1")
-    small = {"architectures": names, "precisions": (0.1,), "seeds": 1, "num_train": 100}
-    for study in ("architectures", "training-speed"):
-        rates = {cell["architecture"]: cell["lr"] for cell in make_grid(study, **small)}
-        assert rates == {"mlp-8x1": 0.003, "cnn-4x1": 0.003, "resnet-4x1": 0.01}
-    assert {cell["lr"] for cell in make_grid("architectures", lr=0.02, **small)} == {0.02}
 
 
 def test_residual_network_is_trained():

@@ -122,15 +122,6 @@ def test_a_transaction_cut_off_by_a_kill_is_undone(path):
     assert load_results(path)["rmse"].tolist() == [1.0] * 3
 
 
-def test_a_link_to_a_file_that_is_not_there_yet_stays_one(path):
-    link = path.with_name("link.sqlite")
-    link.symlink_to(path)
-    with store(link) as results:
-        results.record([done("a")])
-    assert link.is_symlink()
-    assert len(load_results(path)) == 1
-
-
 def _text(path):
     path.write_text("seed,rmse\n1,2\n")
 

@@ -25,7 +25,6 @@ from benchmarks.robustness.objectives import (
     summarize_singular,
 )
 from benchmarks.robustness.problems import draw_duplicates, draw_problem
-from gpclml.errors import ArgumentError
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +87,6 @@ def exact_value(problem):
     return log_density_of_last(factor, residual, len(x)) / len(x)
 
 
-def test_typical_float32_value_is_accurate(results):
-    errors = results[results["method"].isin(OURS)].groupby("method")["value_error"]
-    assert (errors.median() < 2e-3).all()
-
-
 def test_summary_counts_what_happened():
     row = {
         "raised": False,
@@ -131,23 +125,11 @@ def test_problem_is_reproducible_standardized_and_has_duplicates(index):
     assert ((problem.lengthscale >= 0.99e-3) & (problem.lengthscale <= 1.01e3)).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_noise_is_at_its_bound(dtype):
-    model = draw_problem(0, 0).model(dtype)
-    assert {p.dtype for p in model.parameters()} == {dtype}
-    assert model.likelihood.noise.item() == pytest.approx(1e-4, rel=1e-6)
-
-
 def test_errors_are_recorded_not_passed_on():
     outcome = evaluate("gpytorch LML", draw_problem(0, 29), torch.float32)
     assert outcome.error.startswith("NotPSDError: Matrix not positive definite")
     assert outcome.jittered
     assert not outcome.succeeded
-
-
-def test_no_problem_is_an_error():
-    with pytest.raises(ArgumentError, match="problems"):
-        run(problems=0)
 
 
 def test_command_prints_table_and_writes_rows(tmp_path):
@@ -184,10 +166,3 @@ def test_studies_from_the_command_line(command, tmp_path):
     assert outcome.exit_code == 0, outcome.output
     assert "# python " in outcome.output
     assert len(pd.read_csv(csv, comment="#")) >= 3
-
-
-def test_a_seed_that_no_generator_takes_is_refused_first():
-    words = ["objectives", "--problems", "1", "--seed", str(2**64)]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 2, result.output
-    assert "'--seed'" in result.output

@@ -16,12 +16,11 @@ from benchmarks.uci.grid import Product, make_grid
 from benchmarks.uci.training import (
     make_objective,
     objective_names,
-    optimizer_for,
     train,
     uses_held_out,
 )
 from gpclml.conditioning import KFold, RandomHoldout, RandomOrderings
-from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.errors import ArgumentError
 from gpclml.fit import FitWarning, fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import fixed_loss, fresh_loss
@@ -110,26 +109,6 @@ def test_rows_are_shared_nested_and_apart():
     assert torch.equal(large.test, small.test)
     assert not set(large.train.tolist()) & set(large.test.tolist())
     assert not torch.equal(training_rows(442, 40, seed=4).train, small.train)
-
-
-def test_lml_is_the_exact_marginal_likelihood():
-    model = small_model()
-    value = make_objective("lml", model)(model(*model.train_inputs), model.train_targets)
-    prior = model.likelihood(model(*model.train_inputs))
-    expected = torch.distributions.MultivariateNormal(prior.mean, prior.covariance_matrix)
-    assert value.item() == pytest.approx(expected.log_prob(model.train_targets).item() / 30)
-
-
-def test_networks_are_trained_by_adam_and_others_by_a_line_search():
-    assert {kernel: optimizer_for(kernel, "constant") for kernel in ("rbf", "deep")} == {
-        "rbf": "lbfgs",
-        "deep": "adam",
-    }
-    assert optimizer_for("rbf", "mlp") == "adam"
-    with pytest.raises(UnknownNameError, match="Did you mean 'matern'"):
-        optimizer_for("mattern", "constant")
-    with pytest.raises(UnknownNameError, match="Did you mean 'constant'"):
-        optimizer_for("rbf", "constat")
 
 
 def test_unused_settings_do_not_tell_cells_apart():

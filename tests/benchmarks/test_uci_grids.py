@@ -54,34 +54,11 @@ def test_grids_of_other_kernels_have_the_plain_gp(name):
     assert plain == {(cell["dataset"], cell["n"], cell["seed"]) for cell in cells_of(name)}
 
 
-def test_the_ablation_varies_one_thing_at_a_time():
-    cells = cells_of("ablation", seeds=1, datasets=("energy",))
-    deep = [cell for cell in cells if cell["kernel"] == "deep-bottleneck"]
-    assert {cell["mean"] for cell in deep} == {"constant", "mlp"}
-    long = [cell for cell in deep if cell["steps"] == 1000]
-    assert {(cell["objective"], cell["mean"]) for cell in long} == {
-        ("lml", "constant"), ("clml", "constant")
-    }  # fmt: skip
-    settings = {(cell["objective"], cell["steps"], cell["held_out"]) for cell in deep}
-    assert len(deep) == 2 * (len(settings) - 2) + 2 == 2 * 13 + 2
-    assert {one for one in settings if one[1] != 300} == {
-        (objective, steps, share)
-        for objective, share in (("lml", None), ("clml", 0.1))
-        for steps in (100, 1000)
-    }
-    assert [cell["objective"] for cell in cells if cell["kernel"] == "rbf"] == ["lml", "clml"]
-
-
 def test_settings_beside_a_name_replace_those_of_the_grid():
     cells = cells_of("paper", datasets=("energy",), sizes=(100,), seeds=2)
     assert len(cells) == 6 * 2
     with pytest.raises(ArgumentError, match="n: got 500 for boston, expected 2 to 455"):
         make_grid(named_products("paper"))
-
-
-def test_an_unknown_grid():
-    with pytest.raises(UnknownNameError, match="Did you mean 'paper'"):
-        named_products("papre")
 
 
 def test_the_type_of_numbers():

@@ -158,11 +158,11 @@ def test_what_cannot_be_predicted(csv, gpclml, tmp_path, fitted, report):
         ((folder, tmp_path / "short.csv"), "no column 'bp', 's5', "),
         ((folder, tmp_path / "texts.csv"), "column 'bmi': got 1 of 130 values such as 'unknown"),
         ((folder, csv, "--out", csv), "is there and holds no predictions of gpclml"),
-        ((folder, csv, "--out", tmp_path), "is a folder"),
+        ((folder, csv, "--out", tmp_path), f"{tmp_path} is not a regular file"),
         ((folder, csv, "--out", tmp_path / "pipe"), "pipe is not a regular file"),
         ((folder, csv, "--out", csv / "out.csv"), f"there is no folder {csv}"),
         ((folder, csv, "--out", tmp_path / "absent" / "out.csv"), "there is no folder"),
-        ((folder, csv, "--out", tmp_path / "link.csv"), "is a link"),
+        ((folder, csv, "--out", tmp_path / "link.csv"), "link.csv is not a regular file"),
     ):
         before = sorted(tmp_path.rglob("*"))
         default = () if "--out" in words else ("--out", out)

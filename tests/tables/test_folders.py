@@ -158,7 +158,7 @@ def test_notes_in_the_folder_that_an_interrupted_run_left(gpclml, words, tmp_pat
     shutil.copytree(old, work)
     (work / "report.json").unlink()
     (work / "notes.txt").write_text("mine")
-    (work / "models" / "rbf" / f"model.pt.{'0' * 32}.part").write_text("half")
+    (work / "models" / "rbf" / "gpclml.0a1b.part").write_text("half")
     out = "--out", tmp_path / "new"
     assert gpclml("compare", *words, "--models", "linear", *out).exit_code == 0
     assert not work.exists()

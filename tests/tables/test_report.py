@@ -20,13 +20,11 @@ from gpclml.tables.encoding import fit_inputs, kind_of
 from gpclml.tables.page import (
     answer,
     columns_in_words,
-    effect_table,
     figure,
     headline,
     score_table,
 )
 from gpclml.tables.predictions import (
-    ColumnEffect,
     PredictionScores,
     choose,
     clearly_smaller,
@@ -156,8 +154,8 @@ def test_the_answer_has_the_figures(targets):
     ("value", "text"),
     [
         (0.0, "0"), (math.nan, ""), (56.417, "56.4"), (1234.6, "1230"), (0.012345, "0.0123"),
-        (-7.0, "\N{MINUS SIGN}7.00"), (123456.0, "123000"), (2.5e9, "2.5e+09"),
-        (3e-7, "3e\N{MINUS SIGN}07"),
+        (-7.0, "-7.00"), (123456.0, "123000"), (2.5e9, "2.5e+09"),
+        (3e-7, "3e-07"),
     ],
 )  # fmt: skip
 def test_figures_have_three_digits(value, text):
@@ -204,13 +202,10 @@ def test_effects_are_those_of_shuffled_columns():
     assert "No single column" in columns_in_words([effects["b"]])
 
 
-def test_table_of_scores_and_of_effects(targets):
+def test_scores_are_rounded_to_two_digits_of_their_errors(targets):
     scores = {"rbf": normals(1e5 * targets, 64_805.0, 1e5)}
     shown = score_table(choose(["rbf"], scores), scores)
-    # Errors are rounded to two digits of theirs.
     assert shown.loc["rbf", ["typical error", "explained"]].tolist() == ["64920 ± 610", ""]
-    effects = [ColumnEffect(f"x{number}", 1.0, 0.1) for number in range(20)]
-    assert len(effect_table(effects)) == 12
 
 
 VOID = {"meta", "img", "source", "br", "hr", "link", "input"}
@@ -285,7 +280,7 @@ def test_it_has_the_answer_the_table_and_how_it_was_made(page, record):
     text = " ".join(" ".join(page.texts).split())
     for name, scores in record["models"].items():
         assert name in page.texts
-        assert f"{scores['lml']:.1f}".replace("-", "\N{MINUS SIGN}") in page.texts
+        assert f"{scores['lml']:.1f}" in page.texts
     for sentence in (*record["sentences"], *record["notes"]):
         assert " ".join(sentence.split()) in text
     assert record["command"] in text

@@ -16,48 +16,27 @@ from hypothesis import strategies as st
 
 from gpclml import Regressor
 from gpclml.errors import ArgumentError, UnknownNameError
-from gpclml.tables.data import TableOptions, read_table_data, read_targets, read_times, split_rows
+from gpclml.tables.data import TableOptions, read_table_data, read_times, split_rows
 from gpclml.tables.encoding import InputEncoding, fit_inputs, kind_of
-from gpclml.tables.reading import read_table, split, subset
+from gpclml.tables.reading import read_table
 
 
-def test_a_split_depends_on_the_seed_only():
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    halves, other = split(100, 3), split(100, 4)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert halves.test[:5].tolist() == [86, 42, 89, 92, 3]
-    assert not torch.equal(halves.test.sort().values, other.test.sort().values)
-    assert torch.cat([halves.train, halves.test]).sort().values.tolist() == list(range(100))
-    assert len(split(101, 3, 0.34).test) == 34
-
-
-def test_subsets_are_nested_and_of_training_rows_only():
-    train = split(200, 0).train
-    small, large = subset(train, 50, seed=1), subset(train, 100, seed=1)
-    assert torch.equal(large[:50], small)
-    assert len(set(large.tolist())) == 100
-    assert set(large.tolist()) <= set(train.tolist())
-    assert not torch.equal(small, subset(train, 50, seed=2))
-
-
-def test_parts_have_targets_follow_the_seed_and_the_limit():
+def test_splits_have_targets_follow_the_seed_and_the_limit():
     targets = torch.arange(100.0)
     targets[::10] = torch.nan
-    halves = split_rows(targets, seed=3, most_rows=30)
-    assert (len(halves.train), len(halves.test)) == (30, 60)
-    assert not bool(targets[torch.cat([halves.train, halves.test])].isnan().any())
-    assert torch.equal(halves.train, split_rows(targets, seed=3, most_rows=30).train)
-    assert not torch.equal(halves.train, split_rows(targets, seed=4, most_rows=30).train)
-    whole = split_rows(targets, tests=False)
-    assert torch.equal(whole.train, (~targets.isnan()).nonzero()[:, 0])
-    assert len(whole.test) == 0
-    some = split_rows(targets, seed=1, most_rows=7, tests=False).train
+    train, test = split_rows(targets, seed=3, most_rows=30)
+    assert (len(train), len(test)) == (30, 60)
+    assert not bool(targets[torch.cat([train, test])].isnan().any())
+    assert torch.equal(train, split_rows(targets, seed=3, most_rows=30)[0])
+    assert not torch.equal(train, split_rows(targets, seed=4, most_rows=30)[0])
+    whole, none = split_rows(targets, tests=False)
+    assert torch.equal(whole, (~targets.isnan()).nonzero()[:, 0])
+    assert len(none) == 0
+    some = split_rows(targets, seed=1, most_rows=7, tests=False)[0].tolist()
     assert len(some) == 7
-    assert some.tolist() == sorted(some.tolist())
-    for n, train, test in ((442, 354, 88), (5001, 4000, 1001), (30000, 4000, 26000)):
-        halves = split_rows(torch.zeros(n))
-        assert (len(halves.train), len(halves.test)) == (train, test)
+    assert some == sorted(some)
+    for n, *counts in ((442, 354, 88), (5001, 4000, 1001), (30000, 4000, 26000)):
+        assert [len(rows) for rows in split_rows(torch.zeros(n))] == counts
 
 
 BAD = {
@@ -68,16 +47,18 @@ BAD = {
     "none": ([None] * 40, "no value at all"),
     "constant": ([7] * 40, "same value 7 in all 40 rows"),
     "few": ([*range(10), *[None] * 30], "10 rows with a value, of 40"),
+    "copies": ([*range(10)] * 4, "10 rows with a value, of 10"),
     "infinite": ([np.inf, *range(39)], "infinite"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_columns_that_are_no_target(name):
+def test_columns_that_are_no_target(tmp_path, name):
     values, message = BAD[name]
-    table = pandas.DataFrame({"price": values, "x": np.arange(40.0)})
+    x = np.arange(40.0) % 10 if name == "copies" else np.arange(40.0)
+    pandas.DataFrame({"price": values, "x": x}).to_csv(tmp_path / "table.csv", index=False)
     with pytest.raises(ArgumentError, match=message) as error:
-        read_targets(table, "price")
+        read_table_data(TableOptions(tmp_path / "table.csv", "price", 4000), tests=True)
     assert "'price'" in str(error.value)
 
 
@@ -96,28 +77,26 @@ def test_the_latest_rows_are_test_rows():
     times = torch.randperm(100, generator=torch.Generator().manual_seed(0)).double()
     targets = torch.zeros(100)
     targets[3], times[5] = torch.nan, torch.nan
+    used = times[~(times.isnan() | targets.isnan())].sort().values
     for limit, count in ((4000, 78), (30, 30)):
-        halves = split_rows(targets, seed=1, most_rows=limit, times=times)
-        assert len(halves.train) == count
-        assert len(halves.test) == 20
-        assert not {3, 5} & {*halves.train.tolist(), *halves.test.tolist()}
-        assert halves.train.tolist() == sorted(halves.train.tolist())
-        assert halves.test.tolist() == sorted(halves.test.tolist())
-        used = times[~(times.isnan() | targets.isnan())].sort().values
-        assert times[halves.train].sort().values.tolist() == used[:78][-count:].tolist()
-        assert times[halves.test].sort().values.tolist() == used[78:].tolist()
-    latest = split_rows(targets, most_rows=7, times=times, tests=False).train
-    assert times[latest].min() > times[times.isnan().logical_not()].sort().values[-9]
+        train, test = split_rows(targets, seed=1, most_rows=limit, times=times)
+        assert (len(train), len(test)) == (count, 20)
+        assert not {3, 5} & {*train.tolist(), *test.tolist()}
+        assert train.tolist() == sorted(train.tolist())
+        assert test.tolist() == sorted(test.tolist())
+        assert times[train].sort().values.tolist() == used[:78][-count:].tolist()
+        assert times[test].sort().values.tolist() == used[78:].tolist()
+    latest = split_rows(targets, most_rows=7, times=times, tests=False)[0]
+    assert times[latest].sort().values.tolist() == used[-7:].tolist()
     assert latest.tolist() == sorted(latest.tolist())
 
 
 def test_rows_of_one_time_stay_together():
     times = torch.arange(90).div(9, rounding_mode="floor").double()
-    halves = split_rows(torch.zeros(90), times=times)
-    assert set(times[halves.test].tolist()) == {8.0, 9.0}
+    test = split_rows(torch.zeros(90), times=times)[1]
+    assert set(times[test].tolist()) == {8.0, 9.0}
     times = (torch.arange(90) > 80).double() + (torch.arange(90) > 84)  # 72 to 80 are of the first
-    halves = split_rows(torch.zeros(90), times=times)
-    assert halves.test.tolist() == list(range(81, 90))
+    assert split_rows(torch.zeros(90), times=times)[1].tolist() == list(range(81, 90))
 
 
 @pytest.mark.parametrize("times", [torch.zeros(60), torch.arange(60) > 56])
