@@ -33,15 +33,12 @@ __all__ = ["fit_batch", "suggest_batch_size"]
 
 # Largest n and models in a batch; beyond, memory traffic costs more than overhead saves.
 _ON_CPU = ((150, 10), (250, 5))
-_ON_CPU_KEEPING_MEMORY = ((300, 10), (500, 5))
 _GPU_ENTRIES = 10**8  # of one covariance (k, n, n); a step holds some twenty arrays of its size
 _MOST_ON_GPU = 256
 
 
 @checked
-def suggest_batch_size(
-    num_data: int, device: torch.device | str = "cpu", keeps_memory: bool = False
-) -> int:
+def suggest_batch_size(num_data: int, device: torch.device | str = "cpu") -> int:
     """How many models of a size it pays to fit together; 1: fit them one by one.
 
     On a CPU the number follows measurements on one core (``python -m benchmarks.speed run --study
@@ -51,10 +48,6 @@ def suggest_batch_size(
     Args:
         num_data: Number of data points n of each model.
         device: Where they are.
-        keeps_memory: Whether the process's allocator keeps freed memory, as with the
-            environment variables ``MALLOC_TRIM_THRESHOLD_=2000000000`` and
-            ``MALLOC_MMAP_THRESHOLD_=33554432`` of glibc. Otherwise large arrays are given back
-            and their pages cleared anew at every step.
 
     Raises:
         ArgumentError: If ``num_data`` is below 1, or there is no such kind of device.
@@ -66,8 +59,7 @@ def suggest_batch_size(
         raise ArgumentError("device", repr(device), "a device, such as 'cpu' or 'cuda'") from error
     if kind != "cpu":
         return max(1, min(_MOST_ON_GPU, _GPU_ENTRIES // num_data**2))
-    table = _ON_CPU_KEEPING_MEMORY if keeps_memory else _ON_CPU
-    return next((size for most, size in table if num_data <= most), 1)
+    return next((size for most, size in _ON_CPU if num_data <= most), 1)
 
 
 @checked

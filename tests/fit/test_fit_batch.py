@@ -242,11 +242,10 @@ def test_a_model_that_cannot_take_a_batch_is_refused():
 
 
 def test_batches_shrink_as_models_grow():
-    for options in ({}, {"keeps_memory": True}, {"device": "cuda"}):
+    for options in ({}, {"device": "cuda"}):
         sizes = [suggest_batch_size(n, **options) for n in (10, 100, 200, 300, 3000, 10**5)]
         assert sizes == sorted(sizes, reverse=True)
         assert sizes[0] > sizes[-1] == 1
-    assert suggest_batch_size(300, keeps_memory=True) > suggest_batch_size(300)
     with pytest.raises(ArgumentError, match="num_data"):
         suggest_batch_size(0)
 

@@ -53,8 +53,7 @@ from gpclml.kernels import (
 )
 from gpclml.laplace import Laplace
 from gpclml.linalg import ConjugateGradients
-from gpclml.linalg.gaussians import DiagonalFamily
-from gpclml.mlls import ConditionalMarginalLogLikelihood, LinearEvidenceLowerBound
+from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork, Standardizer
 from gpclml.tables import StackedGP
 
@@ -167,8 +166,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         mlls=[objective(), objective()], steps=2, freeze=("likelihood",)),
     "fit.fit_gpytorch_mll_fused": lambda: dict(mll=objective().train(), options={"maxiter": 2}),
     "fit.fit_hyperparameters": lambda: train(mll=laplace(), steps=2, batch_size=4),
-    "fit.fit_linear_bound": lambda: dict(
-        mll=LinearEvidenceLowerBound((model := linear_model()).likelihood, model), steps=2),
     "fit.fit_map": lambda: dict(
         mll=laplace(3), epochs=2, batch_size=4, train_x=inputs(), train_y=labels()),
     "fit.fit_map.regression": lambda: train(mll=laplace(), epochs=2, batch_size=4),
@@ -207,8 +204,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         sizes=[2, 3, 1], generator=generator(), dtype=torch.float64),
     "kernels.networks.apply_network": lambda: dict(network=mlp(), x=inputs()),
     "kernels.networks.reset_network": lambda: dict(network=mlp(), generator=generator()),
-    "linalg.gaussians.TrainableGaussian": lambda: dict(
-        family=DiagonalFamily(), prior_variance=positive(3)),
     ("meta.Conv3", "meta.Conv4"): lambda: dict(channels=1, width=2, generator=generator()),
     "meta.ConvBlocks": lambda: dict(blocks=1, channels=1, width=2, generator=generator()),
     "meta.DeepKernelTransfer": lambda: dict(backbone=mlp(), kernel="rbf", num_features=2),
