@@ -204,7 +204,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         sizes=[2, 3, 1], generator=generator(), dtype=torch.float64),
     "kernels.networks.apply_network": lambda: dict(network=mlp(), x=inputs()),
     "kernels.networks.reset_network": lambda: dict(network=mlp(), generator=generator()),
-    ("meta.Conv3", "meta.Conv4"): lambda: dict(channels=1, width=2, generator=generator()),
+    "meta.Conv4": lambda: dict(channels=1, width=2, generator=generator()),
     "meta.ConvBlocks": lambda: dict(blocks=1, channels=1, width=2, generator=generator()),
     "meta.DeepKernelTransfer": lambda: dict(backbone=mlp(), kernel="rbf", num_features=2),
     "meta.DeepKernelTransfer.objective": lambda: dict(
@@ -214,11 +214,9 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "meta.Episodes": lambda: dict(
         support_x=normal(2, 3, 1), support_y=normal(2, 3), query_x=normal(2, 4, 1),
         query_y=normal(2, 4), ways=0),
-    "meta.HeadPoseTasks": lambda: dict(images=images(2, 7, 19, 1, 2, 2), support=3),
     "meta.ImageTasks": lambda: dict(
         images=images(12, 1, 3, 3), labels=labels(12), ways=2, shots=1, queries=2),
     "meta.PeriodicTasks": lambda: dict(support=3, queries=4),
-    "meta.RotationTasks": lambda: dict(images=images(3, 1, 4, 4), support=3, queries=4),
     "meta.class_probabilities": lambda: dict(
         predictive=torch.distributions.Normal(normal(2, 3, 4), positive(2, 3, 4))),
     "meta.evaluate_tasks": lambda: dict(model=transfer(), tasks=tasks(), count=2),
