@@ -40,7 +40,6 @@ from benchmarks.robustness.fuzz.objects import (
 )
 from gpclml.conditioning import KFold, RandomHoldout
 from gpclml.curvature import Full, GaussianWeightPrior
-from gpclml.curvature.invariances import AffineAugmentation
 from gpclml.evaluation import score_models
 from gpclml.evidence.sampling import sampled_outputs
 from gpclml.inference import IterativePosterior
@@ -90,13 +89,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "conditioning.partition_at_random": lambda: dict(
         num_data=8, batch_size=3, generator=generator()),
     (
-        "curvature.GaussianWeightPrior", "curvature.invariances.AveragedNetwork",
-        "kernels.LinearizedMean", "kernels.NetworkMean",
+        "curvature.GaussianWeightPrior", "kernels.LinearizedMean", "kernels.NetworkMean",
     ): lambda: dict(network=mlp()),
-    "curvature.invariances.AffineAugmentation": lambda: dict(
-        ranges={"rotation": 0.1, "scale": 0.2}, samples=2),
-    "curvature.invariances.AffineAugmentation.forward": lambda: dict(
-        self=AffineAugmentation({"rotation": 0.1}, 2), x=positive(3, 1, 4, 4) - 1),
     "curvature.output_likelihoods.output_likelihood": lambda: dict(likelihood=classes()),
     "laplace.Laplace": lambda: dict(network=mlp(3), likelihood=classes()),
     "laplace.Laplace.fit": lambda: dict(
