@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Categorical, Distribution
 
 from gpclml.curvature import output_gradients
 from gpclml.curvature.output_likelihoods import OutputLikelihood
@@ -24,6 +24,7 @@ from gpclml.models import LinearizedNetwork
 
 __all__ = [
     "FACTORS",
+    "bridged",
     "calibrated",
     "confident_as_the_network",
     "factor_by_clml",
@@ -226,3 +227,39 @@ def validated_temperature(
         _log_densities(likelihood.predictive(*pair), target).mean() for pair in pairs
     )
     return temperature, float(moderated - alone)
+
+
+def bridged(outputs: Tensor, covariance: Tensor) -> Categorical:
+    r"""Mean class probabilities of a softmax of normal outputs, by the Laplace bridge.
+
+    .. math:: \alpha_k = \frac1{\Sigma_{kk}} \Big(1 - \frac2C
+        + \frac{e^{\mu_k}}{C^2} \sum_l e^{-\mu_l}\Big), \qquad
+        \mu - \frac{\Sigma 1 1^\top \mu}{1^\top \Sigma 1}, \quad
+        \Sigma - \frac{\Sigma 1 1^\top \Sigma}{1^\top \Sigma 1} \text{ for } \mu, \Sigma
+
+    is the Dirichlet distribution whose Laplace approximation in the outputs, on the plane where
+    they add up to zero, is the normal (Hobbhahn et al. 2022, Eq. 7); its mean is
+    :math:`\alpha / \sum_l \alpha_l`. Unlike the probit approximation it does not tend to the
+    softmax as covariances vanish.
+
+    Args:
+        outputs: Means of outputs, ``(N, C)``; one output f stands for two, (-f, f) / 2.
+        covariance: Their covariances, ``(N, C, C)``.
+    """
+    if outputs.shape[-1] == 1:
+        halves = outputs.new_tensor([-0.5, 0.5])
+        outputs, covariance = outputs * halves, covariance * halves * halves.unsqueeze(-1)
+    mu, sigma, count = outputs.double(), covariance.double(), outputs.shape[-1]
+    row_sums = sigma.sum(-1)  # covariance of each output with their sum
+    variance, diagonal = row_sums.sum(-1, keepdim=True), sigma.diagonal(dim1=-2, dim2=-1)
+    inverse = torch.where(variance > 1e-9 * diagonal.sum(-1, keepdim=True), 1 / variance, 0.0)
+    mu = mu - row_sums * mu.sum(-1, keepdim=True) * inverse
+    diagonal = diagonal - row_sums.square() * inverse
+    # In logarithms, since exponentials of sure outputs overflow.
+    terms = torch.stack(
+        [
+            torch.full_like(mu, math.log1p(-2 / count) if count > 2 else -math.inf),
+            mu - 2 * math.log(count) + torch.logsumexp(-mu, -1, keepdim=True),
+        ]
+    ).logsumexp(0)
+    return Categorical(logits=(terms - diagonal.clamp_min(1e-300).log()).to(outputs))

@@ -35,10 +35,11 @@ from gpclml.curvature import (
 )
 from gpclml.curvature.output_likelihoods import check_targets_belong, output_likelihood
 from gpclml.curvature.structure import OutputCovariance, check_mode, in_single, layer_of
-from gpclml.errors import ArgumentError, ShapeError
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.fit import FitWarning
 from gpclml.laplace.calibration import (
     FACTORS,
+    bridged,
     calibrated,
     confident_as_the_network,
     factor_by_clml,
@@ -353,7 +354,7 @@ class Laplace:
     def predict(
         self,
         x: Points,
-        method: Literal["closed", "draws", "mode"] = "closed",
+        method: Literal["closed", "bridge", "draws", "mode"] = "closed",
         *,
         draws: int = 1000,
         seed: int = 0,
@@ -364,8 +365,9 @@ class Laplace:
         Args:
             x: Any number of points, ``(N, *event)``, or a ``DataLoader`` of points or of pairs.
             method: ``"closed"`` for the closed form, which is the probit approximation of a
-                softmax; ``"draws"`` for the mean over draws of outputs; ``"mode"`` for the network
-                alone, at temperature 1.
+                softmax; ``"bridge"`` for the mean of the Dirichlet distribution by the Laplace
+                bridge (Hobbhahn et al. 2022), for a softmax, with a = 1; ``"draws"`` for the mean
+                over draws of outputs; ``"mode"`` for the network alone, at temperature 1.
             draws: Number of draws.
             seed: Seed of the draws.
             progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
@@ -376,12 +378,16 @@ class Laplace:
         Raises:
             ArgumentError: There are no points, no fit, or other weights of the network than then.
                 Writes through ``.data`` into a stored tensor are not seen.
+            UnsupportedError: The bridge is asked for with another likelihood than a softmax.
             ShapeError, NonFiniteError, ModelModeError: As :meth:`fit`.
         """
         check_counts(draws=draws)
         self._check_fitted()
         kind = cast(Likelihood, self.likelihood)
         likelihood = output_likelihood(kind)
+        if method == "bridge" and not isinstance(self.likelihood, SoftmaxLikelihood):
+            got, expected = "'bridge' without a softmax", "a SoftmaxLikelihood"
+            raise UnsupportedError("method", got, expected, "Use 'closed'.")
         source = seeded(seed)
         # The temperature of a regression multiplies its noise, that of classes divides outputs.
         temperature = 1.0 if method == "mode" else self.output_temperature
@@ -396,9 +402,14 @@ class Laplace:
             covariance = outputs.new_zeros(()).expand(count, c, c)
             if scale > 0:
                 covariance = scale * self._covariances(points, c, (1.0,))[0]
-                outputs = scaled_outputs(likelihood, outputs, covariance, self.output_scale)
+                # The bridge moderates outputs in a way that the factor does not make up for.
+                factor = 1.0 if method == "bridge" else self.output_scale
+                outputs = scaled_outputs(likelihood, outputs, covariance, factor)
             if not regression:
                 outputs = outputs / temperature
+            if method == "bridge" and scale > 0:
+                chunks.append(bridged(outputs, covariance))
+                continue
             normal = None
             if method == "draws":
                 normal = torch.randn((draws, count, c), generator=source, dtype=torch.float64)

@@ -243,6 +243,8 @@ WRONG = [
      "validation: "),
     (lambda: fit((images(), classes()), nn.Sequential(nn.Flatten(), nn.Linear(9, 3)).double()
      .requires_grad_(False), weights="all"), ArgumentError, "no parameter"),
+    (lambda: fit((images(), images()[:, 0, 0, 0]), network(1), "regression")
+     .predict(images(), "bridge"), UnsupportedError, "softmax"),
     *(
         (lambda net=net, x=x: fit((x, classes(len(x))), net), ShapeError, said)
         for net, x, said in [
@@ -285,6 +287,16 @@ def test_weights_that_changed_after_fit():
         posterior.predict(x)
     posterior.fit((x, y)).predict(x)
     assert torch.equal(net.state_dict()["1.running_mean"], before["1.running_mean"])
+
+
+def test_predictions_by_the_bridge():
+    net, x, y = network(), images(), classes()
+    posterior = Laplace(net, "classification").fit((x, y))
+    at = images(300, seed=7)
+    bridge, mean_of_draws = (posterior.predict(at, k).probs for k in ("bridge", "draws"))
+    assert 1e-3 < float((bridge - mean_of_draws).abs().mean()) < 0.05
+    posterior.covariance_scale = 0.0
+    torch.testing.assert_close(posterior.predict(at, "bridge").probs, posterior.predict(at).probs)
 
 
 def to_mode(net, x, y):

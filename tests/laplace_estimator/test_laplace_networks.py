@@ -234,6 +234,7 @@ def test_a_network_of_one_output_is_that_of_two_logits():
             torch.testing.assert_close(probs, expected, atol=1e-7, rtol=0)
     draws = [p.predict(x[:50], "draws", draws=20_000).probs for p in (single, whole)]
     torch.testing.assert_close(*draws, atol=0.02, rtol=0)
+    assert single.predict(x, "bridge").probs.shape == (400, 2)
     for labels in (y * 2, y.long() + 1):
         with pytest.raises(ArgumentError, match=r"integers from 0 to 1, as SoftmaxLikelihood"):
             Laplace(network, "classification").fit((x, labels))
