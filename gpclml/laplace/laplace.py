@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,8 @@ from gpclml._utils.arguments import (
     seeded,
 )
 from gpclml._utils.environment import progress_bar
-from gpclml._utils.resuming import digest, versions_of
+from gpclml._utils.files import read_checkpoint, write_checkpoint
+from gpclml._utils.resuming import check_state, digest, versions_of
 from gpclml.conditioning.batches import Data, Points, batches_of, points_of
 from gpclml.curvature import (
     Curvature,
@@ -34,8 +36,14 @@ from gpclml.curvature import (
     Structure,
 )
 from gpclml.curvature.output_likelihoods import check_targets_belong, output_likelihood
+from gpclml.curvature.storage import (
+    content_of_curvature,
+    content_of_likelihood,
+    curvature_of_content,
+    likelihood_of_content,
+)
 from gpclml.curvature.structure import OutputCovariance, check_mode, in_single, layer_of
-from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from gpclml.fit import FitWarning
 from gpclml.laplace.calibration import (
     FACTORS,
@@ -58,11 +66,20 @@ from gpclml.models import LinearizedNetwork
 
 __all__ = ["Laplace"]
 
+_KIND = "gpclml.Laplace"
+_REQUIRED = {
+    "network": dict, "curvature": dict, "precisions": dict, "likelihood": dict, "names": list,
+    "settings": dict, "numbers": dict,
+}  # fmt: skip
 _STRUCTURES = {"kron": Kronecker(others="diagonal"), "full": Full(), "diag": Diagonal()}
 _UNKNOWN = 2**62  # points of data that have not been counted yet
 _POINTS = 256  # that are predicted at a time
 _SAMPLE = 1000  # training points at which predictions are compared with the network's
 _SCALES = (0.0, *(10 ** (k / 2) for k in range(-12, 3)))  # of covariances that are tried
+_NUMBERS = (
+    "num_data", "log_evidence", "covariance_scale", "output_scale", "output_temperature",
+    "_curvature_scale",
+)  # fmt: skip
 
 
 class Laplace:
@@ -421,6 +438,60 @@ class Laplace:
             )
             return Normal(means, deviations)
         return type(chunks[0])(logits=torch.cat([distribution.logits for distribution in chunks]))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the posterior and the network's weights to one file, without pickled objects.
+
+        Args:
+            path: File to write; replaced if it is there.
+
+        Raises:
+            ArgumentError: It is not fitted, or the network's weights have changed since.
+            DataError: The file cannot be written.
+        """
+        curvature = self._check_fitted()
+        content = {
+            "network": self.network.state_dict(),
+            "curvature": content_of_curvature(curvature),
+            "precisions": self._precisions,
+            "likelihood": content_of_likelihood(cast(Likelihood, self.likelihood)),
+            "names": self.names,
+            "settings": {"by": self.by},
+            "numbers": {name: getattr(self, name) for name in _NUMBERS},
+        }
+        write_checkpoint(path, _KIND, content)
+
+    @classmethod
+    @checked
+    def load(cls, path: str | os.PathLike[str], network: torch.nn.Module) -> Laplace:
+        """Reads a posterior that :meth:`save` wrote.
+
+        Args:
+            path: File to read.
+            network: A network of the same architecture, which gets the stored weights and buffers.
+
+        Raises:
+            DataError: The file is missing, damaged, no such file, or of another network.
+        """
+        device = next(iter(network.parameters())).device
+        content = read_checkpoint(path, _KIND, device, _REQUIRED)
+        check_state(path, network, content["network"])
+        try:
+            likelihood = likelihood_of_content(content["likelihood"])
+            curvature = curvature_of_content(content["curvature"])
+            made = cls(network, likelihood, weights=content["names"], **content["settings"])
+            made.names = list(content["names"])
+            network.load_state_dict(content["network"])
+            numbers = content["numbers"]
+            made._take(curvature, content["precisions"], numbers["_curvature_scale"])
+            vars(made).update({name: numbers[name] for name in _NUMBERS})
+        except torch.OutOfMemoryError:
+            raise
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise DataError(
+                f"path: {path} does not hold a Laplace posterior ({error}). Write it again."
+            ) from error
+        return made
 
     @property
     def precisions(self) -> dict[str, float]:

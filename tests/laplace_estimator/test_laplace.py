@@ -16,6 +16,7 @@ from gpclml import Laplace
 from gpclml.curvature import Full, FunctionSpace
 from gpclml.errors import (
     ArgumentError,
+    DataError,
     ModelModeError,
     NonFiniteError,
     ShapeError,
@@ -205,6 +206,38 @@ def test_predictions_go_by_chunks_and_are_the_same():
     assert torch.equal(first, same)
 
 
+@pytest.mark.parametrize(
+    ("structure", "outputs", "unit"),
+    [("kron", 3, 1.0), ("full", 3, 1.0), ("diag", 3, 1.0), ("kron", 1, 1e-6)],
+)
+def test_a_file_holds_it_all(structure, outputs, unit, tmp_path):
+    net, x = network(outputs), images()
+    with torch.no_grad():
+        for p in net[4].parameters():
+            p.mul_(unit)
+    y = classes() if outputs == 3 else unit * x.flatten(1)[:, 0]
+    kind = "classification" if outputs == 3 else "regression"
+    posterior = Laplace(net, kind, weights="all", structure=structure, by="network")
+    posterior.fit((x, y), validation=(images(seed=3), y))
+    posterior.covariance_scale, posterior.output_scale = 0.37, 1.2
+    posterior.save(tmp_path / "posterior.pt")
+    read = Laplace.load(tmp_path / "posterior.pt", network(outputs, seed=9))
+    values = [
+        p.predict(x).stddev if outputs == 1 else p.predict(x).probs for p in (posterior, read)
+    ]
+    assert torch.equal(*values)
+    for name in ("log_evidence", "num_data", "precisions", "output_scale", "output_temperature"):
+        assert getattr(read, name) == getattr(posterior, name)
+    with pytest.raises(DataError, match=r"4\.weight|shape"):
+        Laplace.load(tmp_path / "posterior.pt", network(outputs + 1))
+    content = torch.load(tmp_path / "posterior.pt", weights_only=True)
+    for other in ({"a": 1}, content | {"numbers": {}}):
+        torch.save(other, tmp_path / "other.pt")
+        with pytest.raises(DataError):
+            Laplace.load(tmp_path / "other.pt", net)
+    assert "weights='all': 40 points" in repr(posterior)
+
+
 FIVE = SoftmaxLikelihood(num_classes=5, mixing_weights=False)
 
 
@@ -271,7 +304,6 @@ def test_wrong_input(call):
 def test_weights_that_changed_after_fit():
     net, x, y = network(), images(), classes()
     posterior = Laplace(net, "classification", structure=Full()).fit((x, y))
-    assert "weights='last': 40 points" in repr(posterior)
     before = copy.deepcopy(net.state_dict())
     net.load_state_dict(before)  # the same again
     net[4].bias = nn.Parameter(net[4].bias.detach().clone())
@@ -283,8 +315,9 @@ def test_weights_that_changed_after_fit():
     posterior.predict(x)
     with torch.no_grad():
         net[0].weight.add_(1e-9)
-    with pytest.raises(ArgumentError, match="changed after fit"):
-        posterior.predict(x)
+    for call in (lambda: posterior.predict(x), lambda: posterior.save("unused")):
+        with pytest.raises(ArgumentError, match="changed after fit"):
+            call()
     posterior.fit((x, y)).predict(x)
     assert torch.equal(net.state_dict()["1.running_mean"], before["1.running_mean"])
 

@@ -1,0 +1,87 @@
+"""Curvatures and likelihoods as tensors and numbers, which files hold without pickled objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+    SoftmaxLikelihood,
+)
+from torch import Tensor
+
+from gpclml.curvature.blocks import Block, BlockCurvature, DiagonalCurvature, Factors
+from gpclml.curvature.layers import Products
+from gpclml.curvature.output_likelihoods import output_likelihood
+from gpclml.curvature.structure import Curvature
+from gpclml.errors import UnsupportedError
+
+__all__ = [
+    "content_of_curvature",
+    "content_of_likelihood",
+    "curvature_of_content",
+    "likelihood_of_content",
+]
+
+_PARTS: dict[str, tuple[Any, ...]] = {  # arguments of the constructors, which are attributes too
+    "DiagonalCurvature": (DiagonalCurvature, "diagonal"),
+    "BlockCurvature": (BlockCurvature, "blocks"),
+    "Block": (Block, "shapes", "is_rows", "matrix"),
+    "Factors": (Factors, "weight", "bias", "gradients", "inputs", "count", "shape"),
+    "Products": (Products, "values", "is_rows"),
+}
+_LIKELIHOODS: dict[str, Any] = {
+    "softmax": SoftmaxLikelihood, "bernoulli": BernoulliLikelihood, "gaussian": GaussianLikelihood,
+}  # fmt: skip
+
+
+def content_of_curvature(value: Any) -> Any:
+    """What :func:`curvature_of_content` makes the curvature, or a part of one, of again."""
+    kind = type(value).__name__
+    if kind in _PARTS:
+        names = _PARTS[kind][1:]
+        return {"<class>": kind} | {k: content_of_curvature(getattr(value, k)) for k in names}
+    if isinstance(value, Curvature):
+        expected = "one of Full, BlockDiagonal, Diagonal or Kronecker"
+        raise UnsupportedError("curvature", kind, expected)
+    if isinstance(value, Mapping):
+        return {name: content_of_curvature(entry) for name, entry in value.items()}
+    # A shape is a tuple that files hold as it is.
+    if isinstance(value, tuple) and not isinstance(value, torch.Size):
+        return [content_of_curvature(entry) for entry in value]
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def curvature_of_content(content: Any) -> Any:
+    """The curvature that :func:`content_of_curvature` was given, or a KeyError."""
+    if isinstance(content, list):
+        return [curvature_of_content(entry) for entry in content]
+    if not isinstance(content, Mapping):
+        return content
+    values = {name: curvature_of_content(entry) for name, entry in content.items()}
+    if "<class>" not in content:
+        return values
+    make, *names = _PARTS[content["<class>"]]
+    return make(*(values[name] for name in names))
+
+
+def content_of_likelihood(likelihood: Likelihood) -> dict[str, Any]:
+    """What :func:`likelihood_of_content` makes the likelihood of a network again."""
+    output_likelihood(likelihood)  # refuses other classes
+    kind = next(name for name, cls in _LIKELIHOODS.items() if isinstance(likelihood, cls))
+    classes = getattr(likelihood, "num_classes", 0)
+    return {"kind": kind, "classes": classes, "state": likelihood.state_dict()}
+
+
+def likelihood_of_content(content: Mapping[str, Any]) -> Likelihood:
+    """The likelihood that :func:`content_of_likelihood` was given, or a KeyError."""
+    kind, state = _LIKELIHOODS[content["kind"]], content["state"]
+    options = {"num_classes": content["classes"], "mixing_weights": False}
+    likelihood = kind(**options) if kind is SoftmaxLikelihood else kind()
+    likelihood.to(next(iter(state.values()), torch.zeros(())))
+    likelihood.load_state_dict(state)
+    return likelihood
