@@ -16,6 +16,7 @@ from gpclml.errors import (
     ModelModeError,
     NonFiniteError,
     ShapeError,
+    UnknownNameError,
 )
 from gpclml.evidence.sampling import linearized_outputs, sample_sgld, sampled_outputs
 from gpclml.fit import fit_hyperparameters, fit_map, fit_online
@@ -97,7 +98,10 @@ def test_bad_arguments(fit):
             (x, y, {"final_lr": 0}, ArgumentError, "final_lr"),
         ]
     if fit is fit_online:
-        cases += []
+        cases += [
+            (x, y, {"partition": "class"}, ArgumentError, "partition"),
+            (x, y, {"partition": "classes"}, UnknownNameError, "partition"),
+        ]
     for x_given, y_given, options, error, match in cases:
         with pytest.raises(error, match=match):
             fit(mll, x_given, y_given, progress=False, **options)
@@ -111,6 +115,26 @@ def test_bad_arguments(fit):
     if fit is not fit_map:
         with pytest.raises(ArgumentError, match="no trainable hyperparameter"):
             fit(mll, x, y, progress=False)
+
+
+def test_estimates_over_batches_of_a_class():
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(40) % 4
+    x = torch.nn.functional.one_hot(y, 4) + 0.4 * torch.randn(40, 4, generator=generator)
+
+    def evidence(partition):
+        torch.manual_seed(0)
+        network = MLP([4, 10, 4], torch.nn.Tanh)
+        likelihood = SoftmaxLikelihood(num_classes=4, mixing_weights=False)
+        model = LinearizedNetwork(network, GaussianWeightPrior(network, "layer", 0.1))
+        mll = LaplaceMarginalLogLikelihood(likelihood, model, 40, FunctionSpace())
+        fit = fit_online(
+            mll, x, y, epochs=30, batch_size=10, lr=0.02, hyper_lr=1e-9, burn_in=29,
+            hyper_steps=1, partition=partition, progress=False,
+        )  # fmt: skip
+        return fit.history[-1]
+
+    assert evidence("class") > evidence("random")  # a tighter lower bound
 
 
 # ------------------------------------------------------------------ weights and hyperparameters
@@ -445,6 +469,8 @@ def test_wrong_options_beside_a_loader(fit):
     for options in ({"batch_size": 5}, {"train_y": data()[1]}):
         with pytest.raises(ArgumentError, match=next(iter(options))):
             fit(objective(), loader(), progress=False, **options)
+    with pytest.raises(ArgumentError, match="partition"):
+        fit_online(objective(), loader(), partition="class", progress=False)
     with pytest.raises(ShapeError, match="3 outputs, expected 5"):
         fit(objective(classes=5), loader(), progress=False)
 
