@@ -13,18 +13,10 @@ import torch
 
 from benchmarks.data import LabelledImages, data_folder, load_head_poses
 from benchmarks.data import load_images as read_images
+from benchmarks.dkt.tasks import HeadPoseTasks, RotationTasks, conv3
 from gpclml.errors import UnknownNameError
 from gpclml.kernels.networks import MLP
-from gpclml.meta import (
-    Conv3,
-    Conv4,
-    ConvBlocks,
-    HeadPoseTasks,
-    ImageTasks,
-    PeriodicTasks,
-    RotationTasks,
-    Tasks,
-)
+from gpclml.meta import Conv4, ConvBlocks, ImageTasks, PeriodicTasks, Tasks
 
 __all__ = [
     "STUDIES", "FewShotStudy", "Sources", "digits", "head_poses", "part_of_omniglot", "periodic",
@@ -317,11 +309,11 @@ STUDIES: Mapping[str, FewShotStudy] = MappingProxyType(
         ),
         "qmul": FewShotStudy(
             "QMUL head poses: the pitch of 24 people's heads to learn from, of 5 others to test on",
-            "qmul", head_poses(False), Conv3, 2916, (5,), False,
+            "qmul", head_poses(False), conv3, 2916, (5,), False,
         ),
         "qmul-out-of-range": FewShotStudy(
             "QMUL head poses of the first ten yaws to learn from, of all 19 to test on",
-            "qmul-first-yaws", head_poses(True), Conv3, 2916, (5,), False,
+            "qmul-first-yaws", head_poses(True), conv3, 2916, (5,), False,
         ),
         "rotation": FewShotStudy(
             "the angle of a turned character in units of 90 degrees, alphabets as in omniglot-part",

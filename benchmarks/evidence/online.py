@@ -11,6 +11,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 
 from benchmarks.data import load, split
 from benchmarks.evidence.bounds import STRUCTURES
+from benchmarks.evidence.invariances import AffineAugmentation, AveragedNetwork
 from benchmarks.evidence.training import (
     CLASSES,
     evidence_of_all,
@@ -24,7 +25,6 @@ from benchmarks.evidence.training import (
     trained_online,
 )
 from gpclml.curvature import FunctionSpace, GaussianWeightPrior
-from gpclml.curvature.invariances import AffineAugmentation, AveragedNetwork
 from gpclml.evidence.sampling import linearized_outputs, marginal_log_densities
 from gpclml.fit import fit_online
 from gpclml.kernels.networks import MLP

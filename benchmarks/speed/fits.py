@@ -225,8 +225,8 @@ def measure_batches(
         ``suggested`` is the number that ``gpclml.fit.suggest_batch_size`` says.
     """
     # As in a worker of the runner, for which batches were made.
-    keeps_memory = keep_freed_memory()
-    suggested = suggest_batch_size(n, device, keeps_memory)
+    keep_freed_memory()
+    suggested = suggest_batch_size(n, device)
     sizes = {f"{together} at once": together for together in (1, min(size, suggested), size)}
     ways = {
         name: partial(_fit_models, n, objective, size, together, steps, device)

@@ -157,7 +157,7 @@ def most_in_batch(cell: Mapping[str, Any]) -> int:
     fixed = has_fixed_steps(cell["kernel"], cell["mean"])
     if not fixed or cell["objective"] == "lml-subset":  # whose points others do not condition on
         return 1
-    return suggest_batch_size(cell["n"], cell["device"], keeps_memory=True)  # the runner sees to it
+    return suggest_batch_size(cell["n"], cell["device"])
 
 
 def run_cells(cells: list[dict[str, Any]]) -> list[Mapping[str, Any] | Exception]:

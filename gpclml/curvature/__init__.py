@@ -16,14 +16,11 @@ from gpclml.curvature.blocks import (
     Kronecker,
 )
 from gpclml.curvature.gradients import output_gradients, sample_gradients
-from gpclml.curvature.invariances import AffineAugmentation, AveragedNetwork
 from gpclml.curvature.layers import OuterProducts
 from gpclml.curvature.output_likelihoods import GaussianWeightPrior, OutputLikelihood
 from gpclml.curvature.structure import Cotangents, Curvature, Structure
 
 __all__ = [
-    "AffineAugmentation",
-    "AveragedNetwork",
     "BlockCurvature",
     "BlockDiagonal",
     "Cotangents",

@@ -4,7 +4,6 @@ from gpclml.fit.batch import fit_batch, suggest_batch_size
 from gpclml.fit.botorch import fit_gpytorch_mll_fused
 from gpclml.fit.deep_kernel import warm_start
 from gpclml.fit.laplace import OnlineFitResult, fit_hyperparameters, fit_map, fit_online
-from gpclml.fit.linear_bound import fit_linear_bound
 from gpclml.fit.mll import fit_mll
 from gpclml.fit.networks import NetworksFitResult, fit_networks
 from gpclml.fit.result import FitResult, FitWarning, MLLFitResult
@@ -18,7 +17,6 @@ __all__ = [
     "fit_batch",
     "fit_gpytorch_mll_fused",
     "fit_hyperparameters",
-    "fit_linear_bound",
     "fit_map",
     "fit_mll",
     "fit_networks",

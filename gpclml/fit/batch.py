@@ -15,11 +15,10 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpclml._utils.arguments import callers_level, check_counts, check_positive, checked
-from gpclml._utils.environment import progress_bar
 from gpclml.conditioning import Split
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit.deep_kernel import warm_start_fresh_models
-from gpclml.fit.mll import fit_mll, stopped_after
+from gpclml.fit.mll import stopped_after
 from gpclml.fit.result import FitResult, FitWarning
 from gpclml.fit.search import frozen, objective
 from gpclml.fit.train import STEPS, Training, limits_of, non_finite, optimizer_factory
@@ -33,15 +32,12 @@ __all__ = ["fit_batch", "suggest_batch_size"]
 
 # Largest n and models in a batch; beyond, memory traffic costs more than overhead saves.
 _ON_CPU = ((150, 10), (250, 5))
-_ON_CPU_KEEPING_MEMORY = ((300, 10), (500, 5))
 _GPU_ENTRIES = 10**8  # of one covariance (k, n, n); a step holds some twenty arrays of its size
 _MOST_ON_GPU = 256
 
 
 @checked
-def suggest_batch_size(
-    num_data: int, device: torch.device | str = "cpu", keeps_memory: bool = False
-) -> int:
+def suggest_batch_size(num_data: int, device: torch.device | str = "cpu") -> int:
     """How many models of a size it pays to fit together; 1: fit them one by one.
 
     On a CPU the number follows measurements on one core (``python -m benchmarks.speed run --study
@@ -51,10 +47,6 @@ def suggest_batch_size(
     Args:
         num_data: Number of data points n of each model.
         device: Where they are.
-        keeps_memory: Whether the process's allocator keeps freed memory, as with the
-            environment variables ``MALLOC_TRIM_THRESHOLD_=2000000000`` and
-            ``MALLOC_MMAP_THRESHOLD_=33554432`` of glibc. Otherwise large arrays are given back
-            and their pages cleared anew at every step.
 
     Raises:
         ArgumentError: If ``num_data`` is below 1, or there is no such kind of device.
@@ -66,8 +58,7 @@ def suggest_batch_size(
         raise ArgumentError("device", repr(device), "a device, such as 'cpu' or 'cuda'") from error
     if kind != "cpu":
         return max(1, min(_MOST_ON_GPU, _GPU_ENTRIES // num_data**2))
-    table = _ON_CPU_KEEPING_MEMORY if keeps_memory else _ON_CPU
-    return next((size for most, size in table if num_data <= most), 1)
+    return next((size for most, size in _ON_CPU if num_data <= most), 1)
 
 
 @checked
@@ -82,23 +73,21 @@ def fit_batch(
 ) -> list[FitResult]:
     """Fits each model as :func:`gpclml.fit.fit_mll` would alone, all in the same steps.
 
-    A line search takes as many steps as its model needs, so with ``"lbfgs"`` the models are fitted
-    one after the other; a step of a known kernel takes less time than its share of a batch.
-
-    For a torch optimizer the models are stacked: one covariance of shape ``(k, n, n)``, one pass
-    through k networks. They may differ in data, start, seed and conditioning, but not in kind or
-    size. Each gets the result of its single fit, up to rounding. A batch is faster while a step is
-    mostly overhead; :func:`suggest_batch_size` says for how many models.
+    The models are stacked: one covariance of shape ``(k, n, n)``, one pass through k networks. They
+    may differ in data, start, seed and conditioning, but not in kind or size. Each gets the result
+    of its single fit, up to rounding. A batch is faster while a step is mostly overhead;
+    :func:`suggest_batch_size` says for how many models. Line searches, which take as many steps as
+    each model needs, are those of ``fit_mll``, one after the other.
 
     A model whose objective or gradient is not finite keeps its last good parameters and leaves the
     batch with a :class:`FitWarning`; this does not change the others.
 
     Args:
         mlls: Objectives of distinct models, each with its model's own likelihood.
-        optimizer: ``"lbfgs"``, ``"adam"``, or a ``torch.optim`` class that treats numbers one by
-            one (no line search, no norms over parameters).
-        steps: Largest number of steps. If None: 300, and no limit for ``"lbfgs"``.
-        lr: Learning rate of a torch optimizer.
+        optimizer: ``"adam"``, or a ``torch.optim`` class that treats numbers one by one (no line
+            search, no norms over parameters).
+        steps: Number of steps; 300 if None.
+        lr: Learning rate.
         freeze: Names or name prefixes of parameters that stay as they are, in every model.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
@@ -109,8 +98,8 @@ def fit_batch(
 
     Raises:
         ArgumentError: If there is no objective, one comes twice, or an option is out of range.
-        UnsupportedError: If the models cannot be stacked, if their stack computes other values, or
-            if an objective asks for conjugate gradients.
+        UnsupportedError: If the models cannot be stacked, if their stack computes other values, if
+            an objective asks for conjugate gradients, or the optimizer is ``"lbfgs"``.
         UnknownNameError: If a name to freeze matches no parameter.
 
     Note:
@@ -119,10 +108,11 @@ def fit_batch(
     check_counts(steps=steps)
     check_positive(lr=lr)
     factory = optimizer_factory(optimizer)
+    if factory is None:
+        suggestion = "Fit the models one by one with fit_mll."
+        raise UnsupportedError("optimizer", optimizer, "one that takes steps", suggestion)
     _check_members(mlls)
     start, names = time.perf_counter(), list(freeze)
-    if factory is None:
-        return _one_after_the_other(mlls, steps, names, progress)
     messages: dict[int, str] = {}  # of members that are stopped
     histories: list[list[float]] = [[] for _ in mlls]
     with contextlib.ExitStack() as stack:
@@ -154,41 +144,15 @@ def fit_batch(
     results = []
     for index, (mll, history) in enumerate(zip(mlls, histories, strict=True)):
         message = stopped_after(len(history), messages[index]) if index in messages else ""
-        results.append(_result(mll, objective(mll), history, seconds, message))
-    return results
-
-
-def _result(
-    mll: ConditionalMarginalLogLikelihood,
-    value: float,
-    history: list[float],
-    seconds: float,
-    message: str,
-) -> FitResult:
-    """The result of a fit that ended, with a warning if it was stopped."""
-    mll.eval()
-    if message:
-        warnings.warn(message, FitWarning, stacklevel=callers_level())
-    return FitResult(
-        objective=value, history=history, seconds=seconds, message=message,
-        problem="stopped" if message else "",
-    )  # fmt: skip
-
-
-def _one_after_the_other(
-    mlls: Sequence[ConditionalMarginalLogLikelihood],
-    steps: int | None,
-    freeze: list[str],
-    progress: bool | None,
-) -> list[FitResult]:
-    """Line searches, of which one that cannot start does not end the others."""
-    results: list[FitResult] = []
-    for mll in progress_bar(mlls, desc="fits", progress=progress):
-        try:
-            results.append(fit_mll(mll, steps=steps, freeze=freeze, progress=False))
-        except (NanError, NotPSDError) as error:
-            message = f"The fit stopped after 0 steps and keeps its parameters: {error}"
-            results.append(_result(mll, math.nan, [], 0.0, message))
+        value = objective(mll)
+        mll.eval()
+        if message:
+            warnings.warn(message, FitWarning, stacklevel=callers_level())
+        result = FitResult(
+            objective=value, history=history, seconds=seconds, message=message,
+            problem="stopped" if message else "",
+        )  # fmt: skip
+        results.append(result)
     return results
 
 

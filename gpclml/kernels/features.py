@@ -22,7 +22,6 @@ from typing_extensions import override
 
 from gpclml._utils.arguments import check_counts, check_positive, checked, seeded
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
-from gpclml.linalg import refuse_double_backward
 
 __all__ = [
     "FeatureKernel",
@@ -34,9 +33,6 @@ __all__ = [
     "positive",
     "register_positive",
 ]
-
-
-_COLUMNS_AT_ONCE = 4096
 
 
 def positive(name: str) -> Any:
@@ -329,32 +325,5 @@ class RandomFourierFeatures(gpytorch.Module):
         R, d = self.weight.shape
         if x.shape[-1] != d:
             raise ShapeError("x", tuple(x.shape), f"(*batch, n, {d})")
-        scale = (self.amplitude * math.sqrt(2 / R)).squeeze()
-        features = _ScaledCosines.apply(x / self.lengthscale, self.weight, self.bias, scale)
-        return cast(Tensor, features)
-
-
-class _ScaledCosines(torch.autograd.Function):
-    """The features s cos(W x + b), ``(*batch, n, R)``, of which W and b have no gradient.
-
-    The angles are computed again for the gradients of x and s, which costs less than a second array
-    of their size: with d columns 2 n R d operations.
-    """
-
-    @staticmethod
-    def forward(ctx, x, weight, bias, scale):
-        ctx.save_for_backward(x, weight, bias, scale)
-        return torch.nn.functional.linear(x, weight, bias).cos_().mul_(scale)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        refuse_double_backward("RandomFourierFeatures")
-        x, weight, bias, scale = ctx.saved_tensors
-        grad_x, grad_scale = torch.zeros_like(x), torch.zeros_like(scale)
-        columns = grads[0].split(_COLUMNS_AT_ONCE, -1), weight.split(_COLUMNS_AT_ONCE)
-        for grad, W, b in zip(*columns, bias.split(_COLUMNS_AT_ONCE), strict=True):
-            angles = torch.nn.functional.linear(x, W, b)
-            grad_scale += (grad * angles.cos()).sum()
-            # In place: sines and their products with the gradient take the memory of the angles.
-            grad_x -= (angles.sin_().mul_(grad) @ W) * scale
-        return grad_x, None, None, grad_scale
+        angles = torch.nn.functional.linear(x / self.lengthscale, self.weight, self.bias)
+        return self.amplitude * math.sqrt(2 / R) * angles.cos()

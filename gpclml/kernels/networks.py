@@ -29,10 +29,9 @@ class MLP(torch.nn.Sequential):
     Args:
         sizes: Width of the input, of each hidden layer and of the output, e.g. ``[d, 50, 50, 2]``.
         activation: Class of the modules between two layers, such as ``torch.nn.Tanh``.
-        zero_output: Start with the last layer at zero, so that the network is zero
-            everywhere. A network mean learns from there; a deep kernel does not (see
+        output_scale: Factor of the last layer's start. At zero the network is zero everywhere: a
+            network mean learns from there, a deep kernel does not (see
             :class:`gpclml.kernels.DeepKernel`).
-        output_scale: Factor of the last layer's start.
         generator: Generator of the initial weights; seed 0 if None.
         dtype: Dtype of the parameters;
             torch's default if None.
@@ -52,7 +51,6 @@ class MLP(torch.nn.Sequential):
         self,
         sizes: Sequence[int],
         activation: Callable[[], torch.nn.Module] = torch.nn.ReLU,
-        zero_output: bool = False,
         output_scale: float = 1.0,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
@@ -71,7 +69,7 @@ class MLP(torch.nn.Sequential):
             layers.append(activation())
         super().__init__(*layers[:-1])
         self.sizes: tuple[int, ...] = tuple(map(int, sizes))
-        self.output_scale: float = 0.0 if zero_output else float(output_scale)
+        self.output_scale: float = float(output_scale)
         self.reset_parameters(generator)
 
     @torch.no_grad()

@@ -7,21 +7,19 @@ points, and temperatures from validation points.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
 from gpclml.curvature import output_gradients
-from gpclml.curvature.output_likelihoods import OutputLikelihood, output_likelihood
+from gpclml.curvature.output_likelihoods import OutputLikelihood
 from gpclml.curvature.structure import OutputCovariance
-from gpclml.errors import ArgumentError
 from gpclml.evaluation.calibration import LOG_TEMPERATURE_DEVIATION
-from gpclml.evidence.sampling import laplace_conditional_log_density, linearized_outputs
-from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
+from gpclml.evidence.sampling import laplace_conditional_log_density
+from gpclml.mlls import LaplaceEvidence
 from gpclml.models import LinearizedNetwork
 
 __all__ = [
@@ -30,9 +28,6 @@ __all__ = [
     "calibrated",
     "confident_as_the_network",
     "factor_by_clml",
-    "factor_by_folds",
-    "fold_log_density",
-    "log_likelihood_gradient",
     "output_covariances",
     "scaled_outputs",
     "validated_temperature",
@@ -41,7 +36,6 @@ __all__ = [
 FACTORS = tuple(10.0**k for k in range(-2, 7))
 """Factors of precisions that are tried."""
 
-_FOLDS = 5
 _LOSS = 0.003  # nats a point that predictions of training points may lose
 _LARGEST = 12.0  # logarithm of a factor of outputs
 _IMAGINED = 60  # points
@@ -80,92 +74,6 @@ def factor_by_clml(evidence: LaplaceEvidence, held_out: tuple[Tensor, Tensor]) -
             scores.append(laplace_conditional_log_density(evidence, held_out))
         log_precision.copy_(before)
     return FACTORS[max(range(len(FACTORS)), key=scores.__getitem__)]
-
-
-def factor_by_folds(
-    mll: LaplaceMarginalLogLikelihood,
-    batches: Callable[[], Iterator[tuple[Tensor, Tensor]]],
-) -> float:
-    r"""The factor of the precisions of the largest cross-validated density, without training again.
-
-    A fold of batches is left out by a Newton step of the linearized network from its mode,
-
-    .. math:: w_{-k} = w_* - \Sigma_{-k} \nabla \log p(\mathcal D_k \mid w_*), \qquad
-        \Sigma_{-k} = (H - H_k + P_0)^{-1}
-
-    (Giordano et al. 2019), and its targets are predicted with the covariance
-    :math:`J \Sigma_{-k} J^\top`. An ArgumentError says that there are fewer batches than two, or
-    that ``batches()`` gives others in a second pass.
-    """
-    evidences: list[LaplaceEvidence] = []
-    gradients: list[dict[str, Tensor]] = []
-    seen = []
-    for index, (x, y) in enumerate(batches()):
-        evidence, gradient = mll.evidence_of(x, y), log_likelihood_gradient(mll, x, y)
-        if index < _FOLDS:
-            evidences.append(evidence)
-            gradients.append(gradient)
-        else:
-            fold = index % _FOLDS
-            evidences[fold] = evidences[fold] + evidence
-            gradients[fold] = {name: g + gradients[fold][name] for name, g in gradient.items()}
-        seen.append((x.double().sum(), y.clone()))
-    if len(seen) < 2:
-        suggestion = "Give a smaller batch_size."
-        raise ArgumentError("data", "one batch", "at least two for cross-validation", suggestion)
-    # The curvature without a fold is the sum of all others': a difference could lose its digits.
-    others = [sum(e for e in evidences if e is not evidence) for evidence in evidences]
-    scores = torch.zeros(len(FACTORS), dtype=torch.float64)
-    for (total, labels), (index, (x, y)) in zip(seen, enumerate(batches()), strict=True):
-        if not torch.equal(labels, y) or not torch.equal(total, x.double().sum()):
-            suggestion = "Set shuffle=False."
-            expected = "a loader that gives the same batches in each pass"
-            raise ArgumentError("data", "batches in another order", expected, suggestion)
-        fold = index % _FOLDS
-        without = cast(LaplaceEvidence, others[fold])
-        for k, factor in enumerate(FACTORS):
-            scores[k] += fold_log_density(without, gradients[fold], x, y, factor)
-    return FACTORS[int(scores.nan_to_num(-math.inf).argmax())]
-
-
-def log_likelihood_gradient(
-    mll: LaplaceMarginalLogLikelihood, x: Tensor, y: Tensor
-) -> dict[str, Tensor]:
-    """The gradient of a batch's log likelihood with respect to the trained weights, by name."""
-    network = cast(LinearizedNetwork, mll.model).network
-    named = {name: p for name, p in network.named_parameters() if p.requires_grad}
-    with torch.enable_grad():
-        likelihood = output_likelihood(cast(Likelihood, mll.likelihood))
-        value = likelihood.log_density(network(x), y).sum()
-    gradients = torch.autograd.grad(value, list(named.values()), materialize_grads=True)
-    return dict(zip(named, gradients, strict=True))
-
-
-@torch.no_grad()
-def fold_log_density(
-    others: LaplaceEvidence,
-    gradient: Mapping[str, Tensor],
-    x: Tensor,
-    y: Tensor,
-    factor: float,
-) -> float:
-    """The log density of points of a fold, predicted from the evidence of the other folds."""
-    network = cast(LinearizedNetwork, others.mll.model).network
-    prior = cast(LinearizedNetwork, others.mll.model).prior
-    precisions = {name: factor * p.detach() for name, p in prior.precisions().items()}
-    function = others.curvature.output_covariance(precisions, others.curvature_scale())
-    # The covariance of weights times a vector is the gradient of half a quadratic form.
-    rows = {name: g[None, None].requires_grad_() for name, g in gradient.items()}
-    with torch.enable_grad():
-        half = 0.5 * function(rows).sum()
-    steps = torch.autograd.grad(half, list(rows.values()), materialize_grads=True)
-    moved = {
-        name: network.get_parameter(name) - step[0] for name, step in zip(rows, steps, strict=True)
-    }
-    outputs = linearized_outputs(network, moved, x)[0]
-    (covariance,) = output_covariances(network, [function], x, outputs.shape[-1])
-    likelihood = output_likelihood(cast(Likelihood, others.mll.likelihood))
-    return float(_log_densities(likelihood.predictive(outputs, covariance), y).sum())
 
 
 def _log_densities(predicted: Distribution, target: Tensor) -> Tensor:

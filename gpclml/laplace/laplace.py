@@ -51,7 +51,6 @@ from gpclml.laplace.calibration import (
     calibrated,
     confident_as_the_network,
     factor_by_clml,
-    factor_by_folds,
     output_covariances,
     scaled_outputs,
     validated_temperature,
@@ -176,8 +175,7 @@ class Laplace:
         data: Data,
         *,
         validation: Data | None = None,
-        precision: float
-        | Literal["evidence", "validation", "cross-validation", "clml"] = "evidence",
+        precision: float | Literal["evidence", "validation", "clml"] = "evidence",
         spread: Literal["validation", "evidence"] = "validation",
         batch_size: int = 256,
         progress: bool | None = None,
@@ -201,9 +199,7 @@ class Laplace:
                 points, or how it is chosen. ``"evidence"`` maximizes the evidence, over the noise
                 of a Gaussian likelihood too. The other methods multiply the result of
                 ``"evidence"`` by a power of ten, with a = c = 1: ``"validation"`` maximizes the
-                mean log density of validation targets, ``"clml"`` their joint density, and
-                ``"cross-validation"`` the density of five folds of the batches. A Newton step of
-                the linearized network leaves each fold out, with three passes over the data. A
+                mean log density of validation targets, ``"clml"`` their joint density. A
                 number is in units of the weights, which the targets' units change; beside it the
                 noise of a Gaussian likelihood becomes the mean squared residual, unless the
                 likelihood came with a noise of its own. A frozen noise always stays.
@@ -260,11 +256,7 @@ class Laplace:
         check_targets_belong("data", *evidence.seen)
         self._search(evidence, climbs=isinstance(precision, str))
         with _trained_only(self.network, self.names), torch.no_grad():
-            if precision == "cross-validation":
-                size = max(1, min(batch_size, self.num_data // 5))
-                factor = factor_by_folds(mll, lambda: batches_of("data", data, size, self._device))
-                prior.log_precision.add_(math.log(factor))
-            elif precision == "clml" and validation is not None:
+            if precision == "clml" and validation is not None:
                 pairs = batches_of("validation", validation, batch_size, self._device)
                 points, targets = map(torch.cat, zip(*pairs, strict=True))
                 prior.log_precision.add_(math.log(factor_by_clml(evidence, (points, targets))))
@@ -314,7 +306,7 @@ class Laplace:
             check_targets_belong("validation", *held_out[:2])
         if held_out is not None and (regression or precision == "validation"):
             # Where other points choose the precision, the covariance stays whole or goes.
-            whole = precision in ("clml", "cross-validation", "validation")
+            whole = precision in ("clml", "validation")
             index, scale, temperature = calibrated(
                 likelihood, *held_out, (1.0,) if whole else _SCALES
             )

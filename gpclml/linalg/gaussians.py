@@ -18,8 +18,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, check_positive, checked, seeded
 from gpclml._utils.environment import check_memory
-from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.gram import Evaluated, Gradients, precomputed
+from gpclml.errors import ArgumentError
 from gpclml.linalg.low_rank import LowRankPlusDiagonal
 from gpclml.linalg.matrices import safe_cholesky
 
@@ -33,14 +32,11 @@ __all__ = [
     "GaussianFamily",
     "LowRankFamily",
     "LowRankGaussian",
-    "TrainableGaussian",
     "WeightDistribution",
     "expected_square",
     "gaussian_kl",
     "linear_posterior",
 ]
-
-_COLUMNS_AT_ONCE = 4096  # features are taken in pieces, so that no array is copied whole
 
 
 class DiagonalPlusLowRank(NamedTuple):
@@ -88,7 +84,7 @@ class WeightDistribution(ABC):
     def predictive_variance(self, features: Tensor) -> Tensor:
         r"""Variances :math:`\phi^\top \Sigma \phi` at points, ``(n, R)`` to ``(n,)``."""
         diagonal, factor, sign = self.covariance()
-        return _row_square_sums(features, diagonal) + sign * (features @ factor).square().sum(-1)
+        return features.square() @ diagonal + sign * (features @ factor).square().sum(-1)
 
     def predictive_covariance(self, features: Tensor) -> Tensor:
         r"""Covariances :math:`\Phi \Sigma \Phi^\top` of points, ``(n, R)`` to ``(n, n)``."""
@@ -245,23 +241,11 @@ class DualGaussian(WeightDistribution):
         log_K = 2 * self.factor.diagonal().log().sum()
         return self.prior_variance.log().sum() + self.noise.log().sum() - log_K
 
-    def variance(self) -> Tensor:
-        """Variance of each weight, ``(R,)``; n² R operations, some thousand weights at a time."""
-        pieces = []
-        for columns, prior in zip(
-            self.features.split(_COLUMNS_AT_ONCE, dim=-1),
-            self.prior_variance.split(_COLUMNS_AT_ONCE),
-            strict=True,
-        ):
-            whitened = torch.linalg.solve_triangular(self.factor, columns, upper=False)
-            pieces.append(prior - prior.square() * whitened.square().sum(0))
-        return torch.cat(pieces)
-
     def predictive_variance(self, features: Tensor) -> Tensor:
         """Variances at points, ``(m, R)`` to ``(m,)``, from their covariance with the others."""
-        cross = _scaled_product(self.features, features, self.prior_variance)
+        cross = (self.features * self.prior_variance) @ features.mT
         whitened = torch.linalg.solve_triangular(self.factor, cross, upper=False)
-        return _row_square_sums(features, self.prior_variance) - whitened.square().sum(0)
+        return features.square() @ self.prior_variance - whitened.square().sum(0)
 
     def _centered(self, num_draws: int, generator: torch.Generator) -> Tensor:
         # Draws of the prior, moved by the posterior mean of their own errors (Matheron's rule).
@@ -305,7 +289,7 @@ def linear_posterior(
         identity = torch.eye(R, dtype=L.dtype, device=L.device)
         root = torch.linalg.solve_triangular(L.mT, identity, upper=True).to(features)
         return FullGaussian(scale * mean.to(features), scale.unsqueeze(-1) * root)
-    K = _scaled_product(features, features, prior_variance) + torch.diag_embed(noise)
+    K = (features * prior_variance) @ features.mT + torch.diag_embed(noise)
     factor = safe_cholesky(K).to(features)
     solved = torch.cholesky_solve(residual.unsqueeze(-1), factor).squeeze(-1)
     return DualGaussian(
@@ -335,7 +319,7 @@ class DiagonalFamily(GaussianFamily):
     ) -> DiagonalGaussian:
         """The best independent weights; linear in R. See :meth:`GaussianFamily.best`."""
         mean = linear_posterior(features, residual, prior_variance, noise).mean
-        precision = _column_square_sums(features, 1 / noise) + 1 / prior_variance
+        precision = (1 / noise) @ features.square() + 1 / prior_variance
         return DiagonalGaussian(mean, 1 / precision)
 
 
@@ -389,7 +373,8 @@ class LowRankFamily(GaussianFamily):
             n² R + n³ operations with at least n + k features of one prior variance, else R³.
         """
         n, R = features.shape
-        _check_rank(self.rank, R)
+        if self.rank > R:
+            raise ArgumentError("rank", self.rank, f"at most {R}, the number of weights")
         mean = linear_posterior(features, residual, prior_variance, noise).mean
         if n + self.rank <= R and bool((prior_variance == prior_variance[0]).all()):
             vectors = _unseen_directions(features, self.rank)
@@ -399,59 +384,6 @@ class LowRankFamily(GaussianFamily):
         # Where the posterior is narrower than epsilon a direction is left out.
         lengths = (1 / eigenvalues - self.epsilon).clamp_min(0.0).sqrt()
         return LowRankGaussian(mean, vectors * lengths, self.epsilon)
-
-
-class TrainableGaussian(torch.nn.Module):
-    """A member of a family as trainable parameters: mean, and log variances, a factor or a root.
-
-    It starts at mean zero with the prior variances; a factor starts near zero. A root is lower
-    triangular, with the logarithm of its diagonal as parameter.
-
-    Args:
-        family: The family.
-        prior_variance: Prior variances, ``(R,)``.
-        seed: Seed of the start of a factor, whose gradient at zero is zero.
-
-    Raises:
-        UnsupportedError: The family is of another class.
-        ArgumentError: A rank above R.
-
-    Examples:
-        >>> q = TrainableGaussian(DiagonalFamily(), model.prior_variance)
-        >>> mll = LinearEvidenceLowerBound(model.likelihood, model, posterior=q)
-    """
-
-    @checked(prior_variance="float (R,)")
-    def __init__(self, family: GaussianFamily, prior_variance: Tensor, seed: int = 0) -> None:
-        super().__init__()
-        self.family = family
-        start = prior_variance.detach()
-        R = len(start)
-        self.mean: torch.nn.Parameter = torch.nn.Parameter(torch.zeros_like(start))
-        if isinstance(family, DiagonalFamily):
-            self.log_variance: torch.nn.Parameter = torch.nn.Parameter(start.log())
-        elif isinstance(family, FullFamily):
-            self.log_diagonal: torch.nn.Parameter = torch.nn.Parameter(0.5 * start.log())
-            self.below: torch.nn.Parameter = torch.nn.Parameter(start.new_zeros(R, R))
-        elif isinstance(family, LowRankFamily):
-            _check_rank(family.rank, R)
-            # Small, but not zero, where the gradient with respect to a factor vanishes.
-            draw = torch.randn(R, family.rank, generator=seeded(seed), dtype=torch.float64)
-            self.factor: torch.nn.Parameter = torch.nn.Parameter(
-                draw.to(start) * (start / R).sqrt().unsqueeze(-1)
-            )
-        else:
-            known = "DiagonalFamily, LowRankFamily or FullFamily"
-            raise UnsupportedError("family", type(family).__name__, known)
-
-    def forward(self) -> WeightDistribution:
-        """The distribution at the current parameters."""
-        if isinstance(self.family, DiagonalFamily):
-            return DiagonalGaussian(self.mean, self.log_variance.exp())
-        if isinstance(self.family, LowRankFamily):
-            return LowRankGaussian(self.mean, self.factor, self.family.epsilon)
-        root = self.below.tril(-1) + torch.diag(self.log_diagonal.exp())
-        return FullGaussian(self.mean, root)
 
 
 def gaussian_kl(q: WeightDistribution, p: WeightDistribution | Tensor) -> Tensor:
@@ -497,43 +429,18 @@ def expected_square(q: WeightDistribution, features: Tensor, residual: Tensor) -
         residual: ``(n,)``.
 
     Returns:
-        A number, differentiable in all of them once.
+        A number, differentiable in all of them.
 
     Note:
-        n R k operations for a covariance of rank k and a diagonal; the gradient is one array of
-        the features' size, where autograd would keep three.
+        n R k operations for a covariance of rank k and a diagonal.
     """
     if isinstance(q, DualGaussian):
         errors = residual - features @ q.mean
         return (errors.square() + q.predictive_variance(features)).sum()
-    mean, (diagonal, factor, _) = q.mean, q.covariance()
-    with torch.no_grad():
-        errors, projected = residual - features @ mean, features @ factor
-        total = errors.square().sum() + projected.square().sum()
-        total = total + _row_square_sums(features, diagonal).sum()
-
-    def vjp(grad: Tensor) -> Gradients:
-        gradients: Gradients = [(residual, 2 * grad * errors)]
-        if features.requires_grad:
-            grad_features = (features.detach() * diagonal.detach()).addr_(errors, mean, alpha=-1.0)
-            gradients.append((features, grad_features.addmm_(projected, factor.mT).mul_(2 * grad)))
-        if mean.requires_grad:
-            gradients.append((mean, -2 * grad * (errors @ features)))
-        if diagonal.requires_grad:
-            ones = torch.ones_like(errors)
-            gradients.append((diagonal, grad * _column_square_sums(features, ones)))
-        if factor.requires_grad:
-            gradients.append((factor, 2 * grad * (features.mT @ projected)))
-        return gradients
-
-    inputs = (features, residual, mean, diagonal, factor)
-    return precomputed(Evaluated(total, [x for x in inputs if x.requires_grad], vjp))
-
-
-def _check_rank(rank: int, R: int) -> None:
-    """Raises an ArgumentError where a rank exceeds the number of weights."""
-    if rank > R:
-        raise ArgumentError("rank", rank, f"at most {R}, the number of weights")
+    diagonal, factor, _ = q.covariance()
+    errors, projected = residual - features @ q.mean, features @ factor
+    variances = features.square() @ diagonal
+    return errors.square().sum() + projected.square().sum() + variances.sum()
 
 
 def _unseen_directions(features: Tensor, rank: int) -> Tensor:
@@ -564,26 +471,3 @@ def _smallest(
     scaled = features / noise.unsqueeze(-1)
     values, vectors = torch.linalg.eigh(scaled.mT @ features + torch.diag(1 / prior_variance))
     return vectors[:, :rank], values[:rank]
-
-
-def _scaled_product(first: Tensor, second: Tensor, scale: Tensor) -> Tensor:
-    """First diag(scale) secondᵀ, ``(n, R)``, ``(m, R)`` and ``(R,)`` to ``(n, m)``."""
-    total = first.new_zeros(len(first), len(second))
-    pieces = (values.split(_COLUMNS_AT_ONCE, -1) for values in (first, second, scale))
-    for left, right, weights in zip(*pieces, strict=True):
-        total = torch.addmm(total, left * weights, right.mT)
-    return total
-
-
-def _row_square_sums(features: Tensor, scale: Tensor) -> Tensor:
-    """The diagonal of features diag(scale) featuresᵀ, ``(n, R)`` and ``(R,)`` to ``(n,)``."""
-    total = features.new_zeros(len(features))
-    pieces = (values.split(_COLUMNS_AT_ONCE, -1) for values in (features, scale))
-    for columns, weights in zip(*pieces, strict=True):
-        total = total + columns.square() @ weights
-    return total
-
-
-def _column_square_sums(features: Tensor, scale: Tensor) -> Tensor:
-    """The diagonal of featuresᵀ diag(scale) features, ``(n, R)`` and ``(n,)`` to ``(R,)``."""
-    return torch.cat([scale @ columns.square() for columns in features.split(_COLUMNS_AT_ONCE, -1)])

@@ -1,6 +1,6 @@
 """Few-shot learning: tasks, backbones, Deep Kernel Transfer, its training and evaluation."""
 
-from gpclml.meta.backbones import Conv3, Conv4, ConvBlocks
+from gpclml.meta.backbones import Conv4, ConvBlocks
 from gpclml.meta.deep_kernel_transfer import KERNELS, DeepKernelTransfer
 from gpclml.meta.evaluation import (
     TaskScores,
@@ -10,25 +10,20 @@ from gpclml.meta.evaluation import (
 )
 from gpclml.meta.tasks import (
     Episodes,
-    HeadPoseTasks,
     ImageTasks,
     PeriodicTasks,
-    RotationTasks,
     Tasks,
 )
 from gpclml.meta.training import TasksFitResult, load_model, train_on_tasks
 
 __all__ = [
     "KERNELS",
-    "Conv3",
     "Conv4",
     "ConvBlocks",
     "DeepKernelTransfer",
     "Episodes",
-    "HeadPoseTasks",
     "ImageTasks",
     "PeriodicTasks",
-    "RotationTasks",
     "TaskScores",
     "Tasks",
     "TasksFitResult",

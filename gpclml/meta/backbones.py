@@ -14,7 +14,7 @@ from gpclml._utils.arguments import check_counts, checked
 from gpclml.errors import ShapeError
 from gpclml.kernels.networks import reset_network
 
-__all__ = ["Conv3", "Conv4", "ConvBlocks"]
+__all__ = ["Conv4", "ConvBlocks"]
 
 
 class ConvBlocks(torch.nn.Module):
@@ -59,7 +59,11 @@ class ConvBlocks(torch.nn.Module):
         Raises:
             ShapeError: Images have another number of channels or dimensions, or are too small.
         """
-        _check_images(images, self.channels, 2 ** len(self.blocks))
+        side = 2 ** len(self.blocks)
+        if images.ndim != 4 or images.shape[1] != self.channels or min(images.shape[2:]) < side:
+            expected = f"(n, {self.channels}, height, width) with sides of {side} pixels or more"
+            suggestion = "Resize the images, or take a backbone of fewer blocks or other channels."
+            raise ShapeError("images", f"shape {tuple(images.shape)}", expected, suggestion)
         return self.blocks(images.contiguous(memory_format=torch.channels_last)).flatten(1)
 
 
@@ -83,53 +87,6 @@ class Conv4(ConvBlocks):
         self, channels: int = 1, width: int = 64, generator: torch.Generator | None = None
     ) -> None:
         super().__init__(4, channels, width, generator)
-
-
-class Conv3(torch.nn.Module):
-    """Three dilated 3x3 convolutions of stride two with ReLU, without normalization.
-
-    The backbone of head-pose regression (Patacchiola et al. 2020, supplementary).
-
-    Args:
-        channels: Channels of an image.
-        width: Channels of each layer.
-        generator: Source of the start; seed 0 if None.
-
-    Examples:
-        >>> Conv3()(torch.rand(10, 3, 100, 100)).shape
-        torch.Size([10, 2916])
-    """
-
-    @checked
-    def __init__(
-        self, channels: int = 3, width: int = 36, generator: torch.Generator | None = None
-    ) -> None:
-        super().__init__()
-        check_counts(channels=channels, width=width)
-        self.channels = channels
-        sizes = [channels] + 3 * [width]
-        layers: list[torch.nn.Module] = []
-        for size, next_size in itertools.pairwise(sizes):
-            layers.append(skip_init(torch.nn.Conv2d, size, next_size, 3, stride=2, dilation=2))
-            layers.append(torch.nn.ReLU())
-        self.layers: torch.nn.Sequential = torch.nn.Sequential(*layers)
-        reset_network(self, generator)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Features ``(n, q)`` of images ``(n, channels, height, width)``, sides 29 or more.
-
-        Raises:
-            ShapeError: Images have another number of channels or dimensions, or are too small.
-        """
-        _check_images(images, self.channels, 29)
-        return self.layers(images).flatten(1)
-
-
-def _check_images(images: Tensor, channels: int, side: int) -> None:
-    if images.ndim != 4 or images.shape[1] != channels or min(images.shape[2:]) < side:
-        expected = f"(n, {channels}, height, width) with sides of {side} pixels or more"
-        suggestion = "Resize the images, or take a backbone of fewer blocks or other channels."
-        raise ShapeError("images", f"shape {tuple(images.shape)}", expected, suggestion)
 
 
 _NUMBERS_AT_ONCE = 2**18  # in an array between convolution and pooling: one that caches hold

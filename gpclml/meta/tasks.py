@@ -19,17 +19,14 @@ from gpclml.errors import ArgumentError, ShapeError
 
 __all__ = [
     "Episodes",
-    "HeadPoseTasks",
     "ImageTasks",
     "NumberedTasks",
     "PeriodicTasks",
-    "RotationTasks",
     "Tasks",
+    "regression_episode",
     "task_generator",
     "unit_range",
 ]
-
-_PITCHES, _YAWS = 7, 19
 
 
 @checked
@@ -330,113 +327,10 @@ class PeriodicTasks(NumberedTasks):
         x = torch.cat([support, torch.linspace(-5.0, last, self.queries)])
         noise = self.noise * torch.randn(len(x), generator=generator)
         y = amplitude * torch.sin(x + phase) + noise
-        return _episode(x.unsqueeze(-1), y, self.support)
+        return regression_episode(x.unsqueeze(-1), y, self.support)
 
 
-@checked(images="(N, channels, height, width)")
-@dataclass(eq=False)
-class RotationTasks(NumberedTasks):
-    """The angle by which an image is turned, from a few turned views of known angle.
-
-    A task is one image. Its views are turned by angles uniform on [-90°, 90°], with bilinear
-    interpolation and background outside of it; targets are angles in units of 90°. Task ``i``
-    depends on ``seed`` and ``i`` alone. Inputs are ``(tasks, n, channels, size, size)``.
-
-    Args:
-        images: Images, ``(N, channels, height, width)``; integers count as 0 to 255 and become
-            0 to 1. Zero is background.
-        support: Number of support views.
-        queries: Number of query views.
-        seed: Seed of all tasks.
-
-    Raises:
-        ShapeError: Images are not square or not of four dimensions.
-        ArgumentError: A number is out of range.
-    """
-
-    images: Tensor
-    support: int = 10
-    queries: int = 20
-    _: KW_ONLY
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.images.shape[-1] != self.images.shape[-2]:
-            expected = "(N, channels, size, size), square"
-            raise ShapeError("images", tuple(self.images.shape), expected)
-        check_counts(support=self.support, queries=self.queries)
-
-    def _task(self, index: int) -> Episodes:
-        generator = task_generator(self.seed, index)
-        image = unit_range(self.images[torch.randint(len(self.images), (), generator=generator)])
-        y = 2 * torch.rand(self.support + self.queries, generator=generator) - 1
-        cos, sin = (y * math.pi / 2).cos(), (y * math.pi / 2).sin()
-        zero = torch.zeros_like(cos)
-        # Affine maps tell where the pixels of a view come from: the inverse of its rotation.
-        maps = torch.stack([cos, -sin, zero, sin, cos, zero], -1).reshape(-1, 2, 3).to(image)
-        views = image.expand(len(maps), *image.shape)
-        grid = torch.nn.functional.affine_grid(maps, list(views.shape), align_corners=False)
-        views = torch.nn.functional.grid_sample(views, grid, align_corners=False)
-        return _episode(views, y.to(views.device), self.support)
-
-
-@checked(images="(people, 7, 19, channels, height, width)")
-@dataclass(eq=False)
-class HeadPoseTasks(NumberedTasks):
-    r"""The pitch of a head along a path of 19 pictures, from the pitches of a few of them.
-
-    A task is one person whose head turns from yaw 0 to 180 degrees in steps of ten while its
-    pitch follows :math:`a \sin(\phi + i)`, :math:`a \sim U(-3, 3)`, :math:`\phi \sim U(-5, 5)`, in
-    units of 10 degrees about level and rounded to them (Patacchiola et al. 2020, Section 5.1).
-    Targets are pitches in units of 30 degrees, from -1 to 1. Support points are drawn from
-    the path; all others are query points. Task ``i`` depends on ``seed`` and ``i`` alone. Inputs
-    are ``(tasks, n, channels, height, width)``.
-
-    Args:
-        images: Pictures by person, pitch and yaw, ``(people, 7, 19, channels, height, width)``;
-            integers count as 0 to 255 and become 0 to 1.
-        support: Number of support pictures.
-        yaws: Number of yaws of the path, from 0 degrees on; 10 to train for tests out of range.
-        support_yaws: Number of yaws that support points are drawn from; all of the path if None.
-        seed: Seed of all tasks.
-
-    Raises:
-        ShapeError: Images have another shape.
-        ArgumentError: A number is out of range.
-    """
-
-    images: Tensor
-    support: int = 5
-    _: KW_ONLY
-    yaws: int = _YAWS
-    support_yaws: int | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        support_yaws = self.yaws if self.support_yaws is None else self.support_yaws
-        check_counts(support=self.support, yaws=self.yaws, support_yaws=support_yaws)
-        if not support_yaws <= self.yaws <= _YAWS:
-            got = f"{support_yaws} of {self.yaws}"
-            raise ArgumentError("support_yaws", got, f"at most yaws, and those at most {_YAWS}")
-        if self.support > support_yaws or self.support == self.yaws:
-            expected = f"at most the {support_yaws} pictures to choose from, and fewer than "
-            raise ArgumentError("support", self.support, f"{expected}{self.yaws}")
-
-    def _task(self, index: int) -> Episodes:
-        generator = task_generator(self.seed, index)
-        person = int(torch.randint(len(self.images), (), generator=generator))
-        amplitude, phase = (2 * torch.rand(2, generator=generator) - 1) * torch.tensor([3.0, 5.0])
-        path = torch.arange(self.yaws)
-        pitches = (amplitude * torch.sin(phase + path)).round().long()  # -3 .. 3
-        chosen = torch.randperm(self.support_yaws or self.yaws, generator=generator)[: self.support]
-        # Support points first, in the order in which they were drawn.
-        order = torch.cat([chosen, path[~torch.isin(path, chosen)]])
-        images = unit_range(self.images[person, pitches + _PITCHES // 2, path])
-        targets = (pitches / (_PITCHES // 2)).to(images.device)
-        return _episode(images[order], targets[order], self.support)
-
-
-def _episode(x: Tensor, y: Tensor, support: int) -> Episodes:
+def regression_episode(x: Tensor, y: Tensor, support: int) -> Episodes:
     """A regression task of points ``(n, *event)`` and targets ``(n,)``, support points first."""
     # A batch of one: the base class joins them.
     x, y = x.unsqueeze(0), y.unsqueeze(0)

@@ -18,7 +18,6 @@ from gpclml.inference.observations import check_targets, missing_targets
 from gpclml.linalg.gaussians import (
     DiagonalFamily,
     GaussianFamily,
-    TrainableGaussian,
     WeightDistribution,
     expected_square,
     gaussian_kl,
@@ -66,11 +65,9 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
         + \frac1n \log p(\theta), \qquad q = N(\mu, \Sigma)
 
     in closed form, for :math:`\Sigma` diagonal, of low rank plus :math:`\varepsilon I`, or full
-    (Harvey and Hughes 2026, Sections 2 and 3, Appendix C). By default q is the best member of the
-    family at each call, so that this is a function of the hyperparameters alone; its gradient at
-    that q is the whole gradient. With the full family and T = 1 the bound is the log evidence. If q
-    is a :class:`~gpclml.linalg.gaussians.TrainableGaussian` instead, any optimizer trains it
-    together with the hyperparameters.
+    (Harvey and Hughes 2026, Sections 2 and 3, Appendix C). q is the best member of the family at
+    each call, so that this is a function of the hyperparameters alone; its gradient at
+    that q is the whole gradient. With the full family and T = 1 the bound is the log evidence.
 
     A temperature T below one makes the posterior narrower than the data support, one above one
     makes it wider. The value is then no bound of the evidence; :meth:`at_temperature` gives the
@@ -81,15 +78,14 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
         model: A linear model in train mode.
         family: Form of the covariance; diagonal if None.
         temperature: T, a positive number.
-        posterior: A distribution with parameters; its family is used.
 
     Raises:
         UnsupportedError: The model is not linear, or the likelihood is not the model's.
-        ArgumentError: The temperature is not positive, or both a family and a posterior are given.
+        ArgumentError: The temperature is not positive.
 
     Note:
-        n² R + n³ operations for the best q and n R for the bound. An R x R array is formed only for
-        a full trainable q, or for a low rank with fewer features than points.
+        n² R + n³ operations for the best q and n R for the bound. An R x R array is formed only
+        where there are fewer features than points.
 
     Examples:
         >>> mll = LinearEvidenceLowerBound(model.likelihood, model, LowRankFamily(rank=2))
@@ -106,27 +102,19 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
         family: GaussianFamily | None = None,
         *,
         temperature: float = 1.0,
-        posterior: TrainableGaussian | None = None,
     ) -> None:
         if likelihood is not model.likelihood:
             raise UnsupportedError("likelihood", type(likelihood).__name__, "model.likelihood")
         if not 0 < temperature < math.inf:
             raise ArgumentError("temperature", temperature, "a positive number")
-        if family is not None and posterior is not None:
-            raise ArgumentError(
-                "family", family, "None if posterior is given, since it has a family"
-            )
         super().__init__(likelihood, model)
         self.temperature = temperature
-        self.posterior = posterior
-        self.family: GaussianFamily = (
-            posterior.family if posterior is not None else family or DiagonalFamily()
-        )
+        self.family: GaussianFamily = DiagonalFamily() if family is None else family
 
     def forward(
         self, function_dist: MultivariateNormal, target: Tensor, *params: Any, **kwargs: Any
     ) -> Tensor:
-        """The bound, at the best q or the trainable one.
+        """The bound, at the best q.
 
         Args:
             function_dist: The model's prior at its training inputs, ``model(train_x)``.
@@ -197,13 +185,11 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
         return LinearData(phi, residual, model.prior_variance, model.noise.squeeze())
 
     def weights_at(self, data: LinearData) -> WeightDistribution:
-        """The distribution of the weights that the bound is of.
+        """The best member of the family, which the bound is of.
 
         Args:
             data: Of the points.
         """
-        if self.posterior is not None:
-            return self.posterior()
         with torch.no_grad():
             noise = (self.temperature * data.noise).expand(len(data.residual))
             # Detached as well: a distribution may keep what it is made from.

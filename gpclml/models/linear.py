@@ -213,9 +213,9 @@ class LinearizedNetwork(GP):
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own.
         prior: Prior over its trainable parameters; if None a precision of one for each layer.
-        augmentation: Maps points, ``(N, *event)``, to the inputs of the network; for an
-            :class:`~gpclml.curvature.AveragedNetwork` these are S versions of each point, ``(N, S,
-            *event)``. Its parameters are hyperparameters.
+        augmentation: Maps points, ``(N, *event)``, to the inputs of the network; for one that
+            averages its outputs over S versions of each point these are ``(N, S, *event)``. Its
+            parameters are hyperparameters.
 
     Examples:
         >>> model = LinearizedNetwork(network, GaussianWeightPrior(network, "layer"))

@@ -29,7 +29,7 @@ def deep(d=3, q=2, residual=True, base=RBFKernel, batch_shape=NO_BATCH, **option
 
 def test_residual_kernel_of_a_zero_network_is_the_ard_kernel():
     x, x2 = points(20, 3), points(7, 3, seed=1)
-    kernel = deep(zero_output=True)
+    kernel = deep(output_scale=0.0)
     ard = RBFKernel(ard_num_dims=3).double()
     ard.lengthscale = kernel.base_kernel.lengthscale[:, :3].detach()
     for arguments in [(x,), (x, x2)]:
@@ -41,7 +41,7 @@ def test_residual_kernel_of_a_zero_network_is_the_ard_kernel():
 def test_a_stationary_base_kernel_only_loses_correlation():
     x = points(20, 3)
     kernel = deep()
-    ard = deep(zero_output=True)
+    ard = deep(output_scale=0.0)
     assert (kernel(x).to_dense() <= ard(x).to_dense() + 1e-12).all()
 
 

@@ -59,7 +59,7 @@ def test_float32_and_float64_share_a_start():
 
 def test_scales_of_the_output_survive_a_reset():
     x = torch.randn(4, 3)
-    zero, small = MLP([3, 5, 2], zero_output=True), MLP([3, 5, 2], output_scale=0.01)
+    zero, small = MLP([3, 5, 2], output_scale=0.0), MLP([3, 5, 2], output_scale=0.01)
     zero.reset_parameters(generator(3))
     assert torch.equal(zero(x), torch.zeros(4, 2))
     assert zero[0].weight.abs().max() > 0

@@ -13,7 +13,7 @@ from torch.distributions import Bernoulli, Categorical, Normal
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpclml import Laplace
-from gpclml.curvature import Full, FunctionSpace, GaussianWeightPrior
+from gpclml.curvature import Full, FunctionSpace
 from gpclml.errors import (
     ArgumentError,
     DataError,
@@ -23,7 +23,6 @@ from gpclml.errors import (
     UnknownNameError,
     UnsupportedError,
 )
-from gpclml.laplace.calibration import fold_log_density, log_likelihood_gradient
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
@@ -268,12 +267,6 @@ WRONG = [
      .requires_grad_(False), weights="all"), ArgumentError, "no parameter"),
     (lambda: fit((images(), images()[:, 0, 0, 0]), network(1), "regression")
      .predict(images(), "bridge"), UnsupportedError, "softmax"),
-    (lambda: fit(DataLoader(TensorDataset(images(), classes()), 9, shuffle=True),
-     precision="cross-validation"), ArgumentError, "shuffle=False"),
-    (lambda: fit([(images(), classes())], precision="cross-validation"), ArgumentError,
-     "one batch"),
-    (lambda: fit(iter([(images(), classes())]), precision="cross-validation"), ArgumentError,
-     "once"),
     *(
         (lambda net=net, x=x: fit((x, classes(len(x))), net), ShapeError, said)
         for net, x, said in [
@@ -354,8 +347,7 @@ def trained(n=60):
 
 @pytest.mark.parametrize(
     ("precision", "structure"),
-    [("cross-validation", "full"), ("cross-validation", "kron"), ("clml", "diag"),
-     ("validation", "kron")],
+    [("clml", "full"), ("clml", "diag"), ("validation", "kron")],
 )  # fmt: skip
 def test_precisions_by_other_points(precision, structure):
     net, data, validation = trained()
@@ -367,27 +359,6 @@ def test_precisions_by_other_points(precision, structure):
     assert factors.pop() in range(-2, 7)
     now, then = (posterior.predict(validation[0], k) for k in ("closed", "mode"))
     assert density(now, validation[1]) >= density(then, validation[1]) - 1e-12
-
-
-def test_folds_are_those_of_a_network_trained_without_them():
-    net, (x, y), _ = trained()
-    mll = LaplaceMarginalLogLikelihood(
-        SoftmaxLikelihood(num_classes=3, mixing_weights=False),
-        LinearizedNetwork(net, GaussianWeightPrior(net, "network", 1.0)), len(x), Full(),
-    )  # fmt: skip
-    for name, p in net.named_parameters():
-        p.requires_grad_(name in LAST)
-    folds = [mll.evidence_of(x[k::5], y[k::5]) for k in range(5)]
-    gradient = log_likelihood_gradient(mll, x[::5], y[::5])
-    value = fold_log_density(sum(folds[1:]), gradient, x[::5], y[::5], 1.0)
-    keep = torch.arange(len(x)) % 5 != 0
-    again = to_mode(copy.deepcopy(net), x[keep], y[keep])
-    exact = Laplace(again, "classification", structure="full")
-    exact.fit((x[keep], y[keep]), precision=1.0)
-    expected = float(exact.predict(x[::5]).log_prob(y[::5]).sum())
-    mode = Laplace(net, "classification", structure="full").fit((x, y), precision=1.0)
-    optimistic = float(mode.predict(x[::5]).log_prob(y[::5]).sum())
-    assert abs(value - expected) < 0.3 * abs(optimistic - expected)
 
 
 def test_labels_that_were_shuffled_apart_from_their_points():

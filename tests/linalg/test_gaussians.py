@@ -8,18 +8,15 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
 import reference
-from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.linalg import gaussians
+from gpclml.errors import ArgumentError
 from gpclml.linalg.gaussians import (
     DiagonalFamily,
     DiagonalGaussian,
     DualGaussian,
     FullFamily,
     FullGaussian,
-    GaussianFamily,
     LowRankFamily,
     LowRankGaussian,
-    TrainableGaussian,
     WeightDistribution,
     gaussian_kl,
     linear_posterior,
@@ -92,21 +89,6 @@ def test_answers_are_those_of_the_dense_covariance(form):
         torch.testing.assert_close(answer, expected, rtol=1e-9, atol=1e-9)
     identity = torch.eye(R, dtype=torch.float64)
     torch.testing.assert_close(q.covariance().times(identity), covariance, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_few_columns_at_a_time_are_all_at_once(form, monkeypatch):
-    given = parameters(form)
-    features = numbers(4, R, seed=9)
-
-    def answers():
-        q = distribution(form, *given)
-        return q.mean, q.variance(), q.predictive_variance(features)
-
-    whole = answers()
-    monkeypatch.setattr(gaussians, "_COLUMNS_AT_ONCE", 4)
-    for answer, expected in zip(answers(), whole, strict=True):
-        torch.testing.assert_close(answer, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -241,22 +223,6 @@ def test_the_posterior_is_that_of_the_textbook(n, R):
 FAMILIES = [DiagonalFamily(), LowRankFamily(2, 0.1), FullFamily()]
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=["diagonal", "low-rank", "full"])
-def test_trainable_gaussians(family):
-    prior = numbers(R).exp()
-    q = TrainableGaussian(family, prior, seed=3)
-    assert torch.equal(q().mean, torch.zeros(R, dtype=torch.float64))
-    if not isinstance(family, LowRankFamily):
-        torch.testing.assert_close(q().variance(), prior)
-    same = TrainableGaussian(family, prior, seed=3)
-    torch.testing.assert_close(same().variance(), q().variance(), rtol=0, atol=0)
-    gaussian_kl(q(), prior).backward()
-    assert all(bool(torch.isfinite(p.grad).all()) for p in q.parameters())
-    fresh = TrainableGaussian(family, torch.ones_like(prior), seed=5)
-    fresh.load_state_dict(q.state_dict())
-    torch.testing.assert_close(fresh().variance(), q().variance(), rtol=0, atol=0)
-
-
 def test_memory_is_asked_before_it_is_taken():
     million = torch.ones(1, dtype=torch.float64).expand(10**6)
     with pytest.raises(ArgumentError, match=r"22351\.7 GiB"):
@@ -268,14 +234,6 @@ def test_bad_arguments():
     for make, match in (
         (lambda: linear_posterior(torch.ones(2, 3), torch.ones(2), -prior, torch.ones(2)), "prior"),
         (lambda: linear_posterior(torch.ones(2, 3), torch.ones(2), prior, -torch.ones(2)), "noise"),
-        (lambda: TrainableGaussian(LowRankFamily(4), prior), "rank: got 4"),
     ):
         with pytest.raises(ArgumentError, match=match):
             make()
-
-    class Unknown(GaussianFamily):
-        def best(self, features, residual, prior_variance, noise):
-            raise NotImplementedError
-
-    with pytest.raises(UnsupportedError, match="family: got Unknown"):
-        TrainableGaussian(Unknown(), prior)

@@ -9,7 +9,6 @@ from gpytorch.likelihoods import GaussianLikelihood
 
 from gpclml.conditioning import RandomOrderings
 from gpclml.curvature import Full
-from gpclml.curvature.invariances import AffineAugmentation
 from gpclml.errors import ArgumentError
 from gpclml.kernels.networks import MLP
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
@@ -119,17 +118,6 @@ def test_the_state_of_gpytorchs_objective_loads():
     mll.load_state_dict(gpytorchs.state_dict())
     assert float(mll.likelihood.noise.detach()) == pytest.approx(0.37)
     assert torch.equal(value(mll), value(ConditionalMarginalLogLikelihood(model.likelihood, model)))
-
-
-def test_transformations_go_on_and_start_without_a_state():
-    images = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    first, other = (AffineAugmentation({"rotation": 0.5}, 2, seed=seed) for seed in (1, 2))
-    first(images)
-    other.load_state_dict(first.state_dict())
-    assert torch.equal(first(images), other(images))
-    state = {"log_ranges": first.log_ranges.detach()}
-    other.load_state_dict(state)
-    assert torch.equal(first(images), other(images))
 
 
 @pytest.mark.parametrize("bad", [torch.zeros(3), torch.zeros(3, dtype=torch.uint8), None, "seed"])

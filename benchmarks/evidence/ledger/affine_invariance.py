@@ -13,12 +13,12 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.evidence.bounds import STRUCTURES
+from benchmarks.evidence.invariances import AffineAugmentation, AveragedNetwork
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, mean_and_error, with_error
 from benchmarks.evidence.ledger.evidence_bounds import large_images, mini_net
 from benchmarks.evidence.ledger.linear_problems import image_source
 from benchmarks.evidence.training import objective, predictive_scores
 from gpclml.conditioning import partition_at_random
-from gpclml.curvature import AffineAugmentation, AveragedNetwork
 
 __all__ = ["EXPERIMENT"]
 

@@ -22,6 +22,7 @@ from benchmarks.evidence.ledger.elbo_published import (
     published_run,
     sine,
 )
+from benchmarks.evidence.linear_bound import fit_linear_bound
 from gpclml.conditioning import RandomOrderings
 from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
@@ -29,7 +30,6 @@ from gpclml.evaluation import (
     log_marginal_likelihood,
     marginal_log_predictive,
 )
-from gpclml.fit import fit_linear_bound
 from gpclml.kernels import RandomFourierFeatures
 from gpclml.linalg.gaussians import DiagonalFamily, FullFamily, LowRankFamily
 from gpclml.mlls import LinearEvidenceLowerBound
@@ -138,9 +138,7 @@ def learned_bound(
         mll = LinearEvidenceLowerBound(
             model.likelihood, model, families[family], temperature=temperature
         )
-        fit = fit_linear_bound(
-            mll, steps=steps, lr=rate, empirical_bayes=empirical_bayes, progress=False
-        )
+        fit = fit_linear_bound(mll, steps=steps, lr=rate, empirical_bayes=empirical_bayes)
         with torch.no_grad():
             at_one = float(mll.at_temperature(1.0, model(x), y))
         bounds = (NUM_DATA * fit.objective, NUM_DATA * at_one)

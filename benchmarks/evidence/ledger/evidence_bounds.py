@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from benchmarks.evidence.bounds import STRUCTURES
+from benchmarks.evidence.invariances import AffineAugmentation, AveragedNetwork
 from benchmarks.evidence.ledger.claims import Claim, Experiment, array, listed
 from benchmarks.evidence.ledger.linear_problems import image_source
 from benchmarks.evidence.training import CLASSES, Images, images, objective, rotated
 from gpclml.conditioning import partition_at_random, partition_by_class
-from gpclml.curvature import AffineAugmentation, AveragedNetwork, FunctionSpaceCurvature
+from gpclml.curvature import FunctionSpaceCurvature
 from gpclml.fit import fit_online
 from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 

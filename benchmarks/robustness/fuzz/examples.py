@@ -34,7 +34,6 @@ _NO_SIZES = {  # where an argument of that name is something else, or is checked
     "blocks": ("conditioning", "curvature", "inference", "linalg"),
     "num_features": ("meta",),
     "num_data": ("evidence.bounds", "evidence.criteria", "fit", "mlls"),
-    "support": ("meta.HeadPose",),
 }  # fmt: skip
 
 

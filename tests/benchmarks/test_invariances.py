@@ -8,9 +8,8 @@ import pytest
 import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
 
+from benchmarks.evidence.invariances import AffineAugmentation, AveragedNetwork
 from gpclml.curvature import Full, FunctionSpace, GaussianWeightPrior, Kronecker
-from gpclml.curvature.invariances import AffineAugmentation, AveragedNetwork
-from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
 from gpclml.fit import fit_online
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -139,18 +138,3 @@ def test_online_training_moves_ranges_and_resumes(tmp_path):
     whole = ranges(6)
     assert not torch.equal(whole, ranges(3, tmp_path / "a.pt"))
     assert torch.equal(whole, ranges(6, tmp_path / "a.pt"))
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (lambda: AffineAugmentation({"rotations": 0.1}), UnknownNameError, "mean 'rotation'"),
-        (lambda: AffineAugmentation({}), ArgumentError, "none"),
-        (lambda: AffineAugmentation({"rotation": 0}), ArgumentError, "rotation: 0"),
-        (lambda: AffineAugmentation({"rotation": 0.1}, samples=0), ArgumentError, "samples"),
-        (lambda: AffineAugmentation({"scale": 1})(torch.zeros(3, 8, 8)), ShapeError, "height"),
-    ],
-)
-def test_bad_arguments(call, error, text):
-    with pytest.raises(error, match=text):
-        call()

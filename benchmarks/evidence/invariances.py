@@ -8,9 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, checked, seeded
 from gpclml._utils.resuming import ResumableDraws
-from gpclml.errors import ArgumentError, UnknownNameError
 
 __all__ = ["AffineAugmentation", "AveragedNetwork"]
 
@@ -41,39 +39,25 @@ class AffineAugmentation(ResumableDraws):
         seed: Seed of the transformations; each call draws new ones. The state of the generator
             is part of ``state_dict()``.
 
-    Raises:
-        UnknownNameError: A transformation is not known.
-        ArgumentError: A range is not positive, there is no range, or S is below 1.
-
     Examples:
         >>> augmentation = AffineAugmentation({"rotation": 0.1}, samples=8)
         >>> model = LinearizedNetwork(AveragedNetwork(network), augmentation=augmentation)
     """
 
-    @checked
     def __init__(self, ranges: Mapping[str, float], samples: int = 8, seed: int = 0) -> None:
         super().__init__()
-        if not ranges:
-            raise ArgumentError("ranges", "none", f"some of {', '.join(_GENERATORS)}")
-        for name, value in ranges.items():
-            if name not in _GENERATORS:
-                raise UnknownNameError("ranges", name, _GENERATORS)
-            if not 0 < value < math.inf:
-                raise ArgumentError("ranges", f"{name}: {value}", "positive numbers")
-        check_counts(samples=samples)
         self.names: tuple[str, ...] = tuple(ranges)
         self.samples = samples
         start = torch.tensor([math.log(value) for value in ranges.values()])
         self.log_ranges: torch.nn.Parameter = torch.nn.Parameter(start)
         generators = torch.tensor([_GENERATORS[name] for name in ranges], dtype=start.dtype)
         self.register_buffer("generators", generators, persistent=False)
-        self._generator = seeded(seed)
+        self._generator = torch.Generator().manual_seed(seed)
 
     def ranges(self) -> dict[str, float]:
         """The current ranges by name."""
         return dict(zip(self.names, self.log_ranges.detach().exp().tolist(), strict=True))
 
-    @checked(late=True, x="float (N, channels, height, width)")
     def forward(self, x: Tensor) -> Tensor:
         """S versions of each image, zero outside of it, ``(N, S, channels, height, width)``."""
         shape = len(x) * self.samples, len(self.names)
@@ -100,7 +84,6 @@ class AveragedNetwork(torch.nn.Module):
         network: Maps ``(N, *event)`` to ``(N, C)``.
     """
 
-    @checked
     def __init__(self, network: torch.nn.Module) -> None:
         super().__init__()
         self.network = network
