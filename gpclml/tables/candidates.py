@@ -222,7 +222,7 @@ MANY_ROWS_CANDIDATES: Mapping[str, Candidate] = {
 """Candidates of a stack of many rows by name, trained and predicted from nearest neighbours; from
 the cheapest to the most expensive."""
 
-DEFAULT_MANY_ROWS_CANDIDATES = ("matern", "rq", "deep_joint", "deep")
+DEFAULT_MANY_ROWS_CANDIDATES = ("matern", "deep_joint", "deep")
 """Those of a stack of many rows that is not told which."""
 
 
