@@ -255,41 +255,44 @@ def _muygps(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
     from MuyGPyS.neighbors import NN_Wrapper
     from MuyGPyS.optimize import L_BFGS_B_optimize
 
-    scales = np.full(x.shape[1], math.sqrt(x.shape[1]))
-    rows = np.random.default_rng(seed).permutation(len(x))[:500]
-    noise, count = 1e-2, min(50, len(x) - 1)
-    options = {} if effort.steps is None else {"options": {"maxiter": effort.steps}}
+    def near(points: Array, count: int) -> Any:
+        return NN_Wrapper(points, min(count, len(x) - 1), nn_method="exact", n_jobs=1)
 
+    rows = np.random.default_rng(seed).permutation(len(x))[:500]
+    points, noise, scales = x, 1e-2, np.full(x.shape[1], math.sqrt(x.shape[1]))
     # Neighbours are near in units of the lengthscales, so that these are fitted twice.
     for _ in range(2):
+        points = points / scales
         lengths = [Parameter(1.0, (1e-2, 1e2)) for _ in scales]
         gp = MuyGPS(
             kernel=Matern(Parameter(2.5), Anisotropy(l2, VectorParameter(*lengths))),
             noise=HomoscedasticNoise(noise, (1e-5, 1.0)), scale=AnalyticScale(),
         )  # fmt: skip
-        lookup = NN_Wrapper(x / scales, count, nn_method="exact", n_jobs=1)
-        near, _ = lookup.get_batch_nns(rows)
-        crosswise, pairwise, targets, near_targets = gp.make_train_tensors(
-            rows, near, x / scales, y
-        )
-        gp = L_BFGS_B_optimize(gp, targets, near_targets, crosswise, pairwise, **options)
-        gp = gp.optimize_scale(pairwise, near_targets)
-        noise = float(gp.noise())
-        fitted = scales
-        scales = scales * np.array([float(value) for value in gp.kernel.deformation.length_scale()])
+        neighbors, _ = near(points, 30).get_batch_nns(rows)
+        crosswise, pairwise, *targets = gp.make_train_tensors(rows, neighbors, points, y)
+        most = {"maxiter": effort.steps or 30}
+        gp = L_BFGS_B_optimize(gp, *targets, crosswise, pairwise, options=most)
+        noise, length = float(gp.noise()), gp.kernel.deformation.length_scale
+        scales = np.array(length())
+
+    def moments(crosswise: Array, pairwise: Array, targets: Array) -> tuple[Array, Array]:
+        inner, cross = gp.kernel(pairwise), gp.kernel(crosswise)
+        # Variances are of the function: the noise of a new target comes on top.
+        return gp.posterior_mean(inner, cross, targets), gp.posterior_variance(inner, cross) + noise
+
+    # The scale by which the predictions left out have the errors that they expect.
+    mean, variance = moments(crosswise, pairwise, targets[1])
+    scale = np.mean((targets[0] - mean) ** 2 / variance)
+    lookup, units = near(points, 64), np.std(x, 0) / np.std(points, 0)
 
     def predict(new: Array) -> StackedPrediction:
-        means, variances = [], []
-        for chunk in np.array_split(new / fitted, max(1, len(new) // 500)):
-            near, _ = lookup.get_nns(chunk)
-            crosswise, pairwise, near_targets = gp.make_predict_tensors(
-                np.arange(len(chunk)), near, chunk, x / fitted, y
-            )
-            inner, cross = gp.kernel(pairwise), gp.kernel(crosswise)
-            means.append(gp.posterior_mean(inner, cross, near_targets))
-            # Of the function: the noise of a new target comes on top.
-            variances.append(gp.posterior_variance(inner, cross) + float(gp.scale()) * noise)
-        return normal(np.concatenate(means), np.sqrt(np.concatenate(variances)).ravel())
+        results = []
+        for chunk in np.array_split(new / units, max(1, len(new) // 500)):
+            neighbors, _ = lookup.get_nns(chunk)
+            places = np.arange(len(chunk))
+            results.append(moments(*gp.make_predict_tensors(places, neighbors, chunk, points, y)))
+        means, variances = (np.concatenate(values) for values in zip(*results, strict=True))
+        return normal(means, np.sqrt(scale * variances))
 
     return predict
 
@@ -324,7 +327,7 @@ def _lightgbm(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
         model.fit(x[kept], y[kept], eval_set=[(x[held], y[held])], callbacks=[stop])
         models.append(model)
     best = min(models, key=lambda model: model.best_score_["valid_0"]["l2"])
-    return _with_residuals(cast(Any, best).predict, x[held], y[held])
+    return _with_residuals(cast(Any, best.booster_).predict, x[held], y[held])
 
 
 def _catboost(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
@@ -447,7 +450,8 @@ LARGE_METHODS: Mapping[str, LargeMethod] = {
         "all given 100", _gpboost, "gpboost",
     ),
     "muygps": LargeMethod(
-        "MuyGPyS, Matern, 500 leave-one-out predictions given 50", _muygps, "MuyGPyS"
+        "MuyGPyS, Matern, 500 predictions left out given 30, predictions given 64", _muygps,
+        "MuyGPyS",
     ),
     "lightgbm": LargeMethod("LightGBM, the better of two sizes of trees", _lightgbm, "lightgbm"),
     "catboost": LargeMethod("CatBoost, RMSEWithUncertainty", _catboost, "catboost"),
