@@ -300,7 +300,7 @@ def _muygps(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
 # Trees.
 
 
-def _held_out(count: int, seed: int) -> tuple[Array, Array]:
+def _held_out(count: int, seed: int) -> tuple[Any, Any]:
     """Rows to train on, and the tenth that is held out."""
     rows = np.random.default_rng(seed).permutation(count)
     return rows[count // 10 :], rows[: count // 10]
@@ -316,18 +316,22 @@ def _lightgbm(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
     import lightgbm
 
     kept, held = _held_out(len(x), seed)
-    models = []
+    boosters = []
     for leaves in (31, 127):
-        model = lightgbm.LGBMRegressor(
-            n_estimators=effort.steps or 3000, learning_rate=0.05, num_leaves=leaves,
-            subsample=0.8, subsample_freq=1, colsample_bytree=0.8, random_state=seed, n_jobs=1,
-            verbose=-1,
-        )  # fmt: skip
+        settings = {
+            "learning_rate": 0.05, "num_leaves": leaves, "bagging_fraction": 0.8, "bagging_freq": 1,
+            "seed": seed, "num_threads": 1, "verbosity": -1,
+        }  # fmt: skip
+        rows = lightgbm.Dataset(x[kept], y[kept])
+        others = lightgbm.Dataset(x[held], y[held], reference=rows)
         stop = lightgbm.early_stopping(100, verbose=False)
-        model.fit(x[kept], y[kept], eval_set=[(x[held], y[held])], callbacks=[stop])
-        models.append(model)
-    best = min(models, key=lambda model: model.best_score_["valid_0"]["l2"])
-    return _with_residuals(cast(Any, best.booster_).predict, x[held], y[held])
+        boosters.append(
+            lightgbm.train(
+                settings, rows, effort.steps or 10_000, valid_sets=[others], callbacks=[stop]
+            )
+        )
+    best: Any = min(boosters, key=lambda booster: booster.best_score["valid_0"]["l2"])
+    return _with_residuals(best.predict, x[held], y[held])
 
 
 def _catboost(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
