@@ -71,7 +71,8 @@ class Study:
     """A benchmark: what it computes and how that is told.
 
     Attributes:
-        name: Of the package, as in ``python -m benchmarks.NAME``.
+        name: Of the package, as in ``python -m benchmarks.NAME``, and of the command in it where
+            that has several studies.
         about: What it is, one line.
         title: Heading of the report.
         running: What ``run`` does, for its help.
@@ -294,7 +295,7 @@ class Study:
 
     def _command_of(self, ctx: typer.Context) -> str:
         """What was asked for: the options given, but for those of the machine."""
-        words = ["python", "-m", f"benchmarks.{self.name}", "run"]
+        words = ["python", "-m", *f"benchmarks.{self.name} run".split()]
         for parameter in ctx.command.params:
             name = str(parameter.name)
             source = ctx.get_parameter_source(name)

@@ -1,6 +1,9 @@
 """``python -m benchmarks.tables``."""
 
+from benchmarks.tables.large import LARGE
 from benchmarks.tables.study import STUDY
 
 if __name__ == "__main__":
-    STUDY.make_app()(prog_name="python -m benchmarks.tables")
+    app = STUDY.make_app()
+    app.add_typer(LARGE.make_app(), name="large")
+    app(prog_name="python -m benchmarks.tables")

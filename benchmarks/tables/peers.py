@@ -21,7 +21,7 @@ import torch
 from benchmarks.tables.scores import Array, normal
 from gpclml.tables import StackedPrediction
 
-__all__ = ["PEERS", "Peer", "missing_packages"]
+__all__ = ["PEERS", "Peer", "missing", "missing_packages"]
 
 Predict = Callable[[Array, Array, Array, int], StackedPrediction]
 
@@ -46,10 +46,14 @@ class Peer(NamedTuple):
 
 def missing_packages(names: tuple[str, ...]) -> dict[str, str]:
     """Those of these methods whose package is not installed, with its name."""
-    needed = {name: PEERS[name].package for name in names if name in PEERS}
+    return missing({name: PEERS[name].package for name in names if name in PEERS})
+
+
+def missing(packages: Mapping[str, str]) -> dict[str, str]:
+    """Those of the packages that are not installed, by what needs them; "" needs none."""
     return {
         name: package
-        for name, package in needed.items()
+        for name, package in packages.items()
         if package and importlib.util.find_spec(package) is None
     }
 

@@ -19,7 +19,7 @@ from benchmarks.tables.peers import PEERS
 from gpclml.errors import DataError
 
 __all__ = [
-    "corrected_error", "draw_figure", "regrets", "sections", "standing", "win_table",
+    "case_means", "corrected_error", "draw_figure", "regrets", "sections", "standing", "win_table",
 ]  # fmt: skip
 
 KEY = ["table", "n", "split"]
@@ -120,18 +120,20 @@ def _described(cells: pandas.DataFrame) -> pandas.DataFrame:
 def _pivot(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
     """A row for each split of each case, a column for each method; NaN where it failed."""
     wide = cells.pivot_table(metric, KEY, "method", dropna=False, observed=True)
-    wide = wide.reindex(columns=[name for name in METHODS if name in set(cells["method"])])
+    others = [name for name in dict.fromkeys(cells["method"]) if name not in METHODS]
+    present = [name for name in (*METHODS, *others) if name in set(cells["method"])]
+    wide = wide.reindex(columns=present)
     return wide.dropna(how="all")
 
 
-def _cases(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
+def case_means(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
     """Means over splits, NaN for a method that failed in one."""
     # No mean over the splits that worked: a failure is no missing value.
     return _pivot(cells, metric).groupby(level=["table", "n"]).agg(lambda v: v.mean(skipna=False))
 
 
 def _ranks(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
-    return _cases(cells, metric).rank(axis=1, na_option="bottom")
+    return case_means(cells, metric).rank(axis=1, na_option="bottom")
 
 
 def _over_tables(values: Any) -> Any:
@@ -142,7 +144,7 @@ def _over_tables(values: Any) -> Any:
 def standing(cells: pandas.DataFrame) -> pandas.DataFrame:
     """A row for each method: ranks, mean scores, coverage, failures, seconds; best NLL first."""
     table_means = {
-        metric: _over_tables(_cases(cells, metric)) for metric in ("nll", "crps", "rmse")
+        metric: _over_tables(case_means(cells, metric)) for metric in ("nll", "crps", "rmse")
     }
     nll, cases = table_means["nll"], cells.groupby("method")
     results = pandas.DataFrame(
@@ -154,8 +156,8 @@ def standing(cells: pandas.DataFrame) -> pandas.DataFrame:
             "NLL without worst": (nll.sum() - nll.max()) / (nll.count() - 1),
             "CRPS": table_means["crps"].mean(),
             "RMSE": table_means["rmse"].mean(),
-            "coverage 50": _over_tables(_cases(cells, "coverage_50")).mean(),
-            "coverage 95": _over_tables(_cases(cells, "coverage_95")).mean(),
+            "coverage 50": _over_tables(case_means(cells, "coverage_50")).mean(),
+            "coverage 95": _over_tables(case_means(cells, "coverage_95")).mean(),
             f"NLL > {HIGH_NLL:g}": cases["nll"].agg(lambda v: int((v > HIGH_NLL).sum())),
             "failures": cases["failure"].agg(lambda v: int((v != "").sum())),
             "seconds": cases["seconds"].median(),

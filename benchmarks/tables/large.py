@@ -1,0 +1,260 @@
+"""The study of large tables: ``python -m benchmarks.tables large run``, and ``large report``."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+from unittest import mock
+
+import numpy as np
+import pandas
+import threadpoolctl
+import torch
+import typer
+from typer import Option
+
+from benchmarks import data
+from benchmarks._options import check_known, check_positive, names
+from benchmarks._tables import section, table
+from benchmarks.speed.timing import highest_resident, start_of_peak
+from benchmarks.study import Study
+from benchmarks.tables.large_methods import LARGE_METHODS, OURS, Effort
+from benchmarks.tables.peers import missing
+from benchmarks.tables.report import case_means, standing, win_table
+from benchmarks.tables.scores import METRICS, Array, score
+from gpclml.errors import ArgumentError
+
+__all__ = ["LARGE", "TABLES", "make_large_grid", "measure", "run_large_cell", "split_rows"]
+
+TABLES = ("kin40k", "protein", "pol", "tamielectric", "bike", "power", "naval", "kin8nm")
+
+PUBLISHED = {
+    ("kin40k", "exact GP on eight GPUs (Wang et al. 2019)"): 0.099,
+    ("protein", "exact GP on eight GPUs (Wang et al. 2019)"): 0.536,
+}
+"""RMSE of other splits."""
+
+_NATS, _SHARE = 0.1, 1.05  # beyond which a difference in NLL, a ratio of RMSEs, is told
+
+
+def split_rows(name: str, split: int, n: int) -> tuple[Array, Array, Array, Array]:
+    """Inputs and targets of training rows, n of a random 90 %, and of the other 10 %.
+
+    All are standardized by the training rows; inputs that are constant in these are left out.
+    """
+    whole = data.load(name)
+    x, y = whole.inputs.numpy(), whole.targets.numpy()
+    order = np.random.default_rng(split).permutation(len(x))
+    train, test = order[: int(0.9 * len(x))][:n], order[int(0.9 * len(x)) :]
+    x = x[:, x[train].std(0) > 0]
+    x = (x - x[train].mean(0)) / x[train].std(0)
+    y = (y - y[train].mean()) / y[train].std()
+    return x[train], y[train], x[test], y[test]
+
+
+def measure(
+    method: str, rows: tuple[Array, Array, Array, Array], seed: int, effort: Effort
+) -> dict[str, Any]:
+    """Scores of a method, its seconds and its memory at the peak, in this process."""
+    x, y, test_x, test_y = rows
+    if package := LARGE_METHODS[method].package:
+        importlib.import_module(package)  # takes neither time nor memory of the fit
+    before = start_of_peak()
+    times = [(time.perf_counter(), time.process_time())]
+    predict = LARGE_METHODS[method].fit(x, y, seed, effort)
+    times.append((time.perf_counter(), time.process_time()))
+    prediction = predict(test_x)
+    times.append((time.perf_counter(), time.process_time()))
+    peak = highest_resident() - before
+    (fit, cpu_fit), (predicting, cpu_predicting) = np.diff(times, axis=0).tolist()
+    below = np.asarray(prediction.cdf(test_y))
+    return {
+        **score(prediction, test_y, 1.0),
+        "coverage_90": float(np.mean((below >= 0.05) & (below <= 0.95))),
+        "seconds": fit + predicting, "fit_seconds": fit, "fit_cpu": cpu_fit,
+        "predict_seconds": predicting, "predict_cpu": cpu_predicting, "GiB": peak / 2**30,
+    }  # fmt: skip
+
+
+def _send(connection: Any, *arguments: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        with threadpoolctl.threadpool_limits(1):
+            connection.send(measure(*arguments))
+    except Exception as error:  # how a method fails is a result
+        message = (str(error).splitlines() or [""])[0]
+        connection.send({"failure": f"{type(error).__name__}: {message}"})
+
+
+def run_large_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Fits one method and tests it, in a process of its own with one thread.
+
+    Args:
+        cell: Its configuration: ``table``, ``split``, ``n`` (training rows), ``method``,
+            ``effort`` and ``limit`` (seconds), ``steps``.
+
+    Returns:
+        The scores of :func:`benchmarks.tables.scores.score` and ``coverage_90``, of standardized
+        targets; wall and processor seconds; ``GiB`` at the peak beyond those before the fit;
+        ``failure``, in whose place there are no scores, else empty.
+    """
+    rows = split_rows(cell["table"], cell["split"], cell["n"])
+    about = {"num_test": len(rows[3]), "num_features": rows[0].shape[1]}
+    about["num_data"] = data.load(cell["table"]).num_data
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    effort = Effort(cell["effort"], cell["steps"])
+    arguments = there, cell["method"], rows, cell["split"], effort
+    process = context.Process(target=_send, args=arguments, daemon=True)
+    with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
+        process.start()
+    there.close()
+    try:
+        # A process that is killed, for lack of memory say, closes its end.
+        ended = here.poll(cell["limit"])
+        answer = here.recv() if ended else {"failure": f"not ended after {cell['limit']} s"}
+    except EOFError:
+        process.join()
+        answer = {"failure": f"its process ended with exit code {process.exitcode}"}
+    finally:
+        process.kill()
+    return {**about, "failure": "", **answer}
+
+
+def make_large_grid(
+    tables: Annotated[tuple[str, ...], Option(help="Tables, comma-separated."), names] = TABLES,
+    splits: Annotated[int, Option(min=1, help="Number of random splits, 0, 1, ....")] = 1,
+    methods: Annotated[
+        tuple[str, ...] | None,
+        Option(help="Methods, comma-separated; all whose packages are installed."),
+        names,
+    ] = None,
+    rows: Annotated[int | None, Option(min=50, help="Most training rows, to try it.")] = None,
+    effort: Annotated[float, Option(help="Processor seconds of training step by step.")] = 240.0,
+    steps: Annotated[
+        int | None, Option(min=1, help="Most steps, epochs, trees: to try it.")
+    ] = None,
+    limit: Annotated[float, Option(help="Wall seconds after which a method has failed.")] = 7200.0,
+    quiet: bool = False,
+) -> list[dict[str, Any]]:
+    """Every combination of these settings, splits first.
+
+    Raises:
+        UnknownNameError: No such table or method.
+        ArgumentError: A number is not positive, or no method is left.
+    """
+    check_known("tables", tables, data.names())
+    check_known("methods", methods or (), LARGE_METHODS)
+    check_positive(effort=effort, limit=limit)
+    absent = missing({name: LARGE_METHODS[name].package for name in methods or LARGE_METHODS})
+    for name, package in {} if quiet else absent.items():
+        typer.echo(f"{name} is left out: install {package} to have it.", err=True)
+    chosen = [name for name in methods or LARGE_METHODS if name not in absent]
+    if not chosen:
+        raise ArgumentError("methods", methods, "one whose package is installed")
+    sizes = {name: min(rows or 10**9, int(0.9 * data.load(name).num_data)) for name in tables}
+    return [
+        {
+            "table": name, "split": split, "n": size, "method": method, "effort": effort,
+            "steps": steps, "limit": limit,
+        }
+        for split in range(splits)
+        for name, size in sizes.items()
+        for method in chosen
+    ]  # fmt: skip
+
+
+def _sections(cells: pandas.DataFrame) -> Iterator[str]:
+    present = set(cells["method"])
+    known = [name for name in LARGE_METHODS if name in present]
+    about = pandas.DataFrame(
+        {"what": [LARGE_METHODS[name].about for name in known]}, pandas.Index(known, name="method")
+    )
+    yield section("Methods", table(about))
+    means = {metric: case_means(cells, metric).droplevel("n") for metric in ("rmse", "nll")}
+    # Ranks among other methods than on another table would not be comparable.
+    whole = cells[cells["table"].isin(_complete(cells, len(known)))]
+    if len(whole):
+        columns = ["rank NLL", "rank CRPS", "rank RMSE", "coverage 50", "coverage 95", "failures"]
+        results = standing(whole)[columns].astype(float).round(3)
+        said = f"Tables that every method has been run on: {', '.join(sorted(set(whole.table)))}."
+        yield section("Mean ranks", said, table(results))
+    for metric, digits in (("rmse", 4), ("nll", 3), ("crps", 4), ("coverage_90", 3)):
+        said = "Means over splits; `-`: failed, or not run."
+        yield section(metric.upper().replace("_", " "), said, table(_wide(cells, metric, digits)))
+    yield section("Behind the best", _ABOUT_BEHIND, "\n".join(_behind(cells, means)) or "None.")
+    if cells["split"].nunique() > 1:
+        for metric in ("rmse", "nll"):
+            yield section(f"Wins in {metric.upper()}", _ABOUT_WINS, table(win_table(cells, metric)))
+    for metric in ("fit_cpu", "fit_seconds", "predict_cpu", "predict_seconds", "GiB"):
+        yield section(_COSTS[metric], table(_wide(cells, metric, 2)))
+    index = pandas.MultiIndex.from_tuples(list(PUBLISHED), names=["table", "method"])
+    published = pandas.DataFrame({"RMSE": list(PUBLISHED.values())}, index)
+    yield section("Published", "On other random splits.", table(published))
+    failed = cells[cells["failure"] != ""]
+    if len(failed):
+        listed = failed[["table", "split", "method", "failure"]].set_index(["table", "split"])
+        yield section("Methods that failed", f"{len(failed)} cells.", table(listed))
+
+
+_ABOUT_BEHIND = (
+    f"Tables on which a method of this library is worse than the best of all methods by more than "
+    f"{_NATS} nats, or {100 * (_SHARE - 1):.0f} % of the RMSE; in brackets its score and the best."
+)
+_ABOUT_WINS = (
+    "Tables that the row wins against the column beyond two standard errors of the mean paired "
+    "difference over splits (`benchmarks.tables.report.corrected_error`)."
+)
+_COSTS = {
+    "fit_cpu": "Processor seconds of fitting", "fit_seconds": "Wall seconds of fitting",
+    "predict_cpu": "Processor seconds of predicting",
+    "predict_seconds": "Wall seconds of predicting", "GiB": "GiB at the peak above the start",
+}  # fmt: skip
+
+
+def _complete(cells: pandas.DataFrame, count: int) -> list[str]:
+    methods = cells.groupby("table")["method"].nunique()
+    return list(methods[methods == count].index)
+
+
+def _wide(cells: pandas.DataFrame, metric: str, digits: int) -> pandas.DataFrame:
+    """A row for each method, a column for each table."""
+    means = case_means(cells, metric).droplevel("n").T
+    columns = [name for name in TABLES if name in means] or list(means)
+    return means[columns].map(lambda v: f"{v:.{digits}f}" if v == v else "-")
+
+
+def _behind(cells: pandas.DataFrame, means: Mapping[str, pandas.DataFrame]) -> Iterator[str]:
+    """A line for each of this library's methods and each score: where others are better."""
+    for method in (name for name in OURS if name in set(cells["method"])):
+        tried = set(cells.loc[cells["method"] == method, "table"])
+        for metric, values in means.items():
+            told = []
+            for name, row in values[values.index.isin(tried)].iterrows():
+                best, mine = row.min(), row[method]
+                limit = best + _NATS if metric == "nll" else _SHARE * best
+                if not mine <= limit:  # a method that failed has no score
+                    told.append(f"{name} ({mine:.3f}; {row.idxmin()} {best:.3f})")
+            if told:
+                yield f"- {method}, {metric.upper()}: {', '.join(told)}"
+
+
+LARGE = Study(
+    name="tables large",
+    about="This library's models of tables of tens of thousands of rows, beside other methods.",
+    title="Large tables",
+    running="Fits each method to 90 % of the rows of each table, with one thread, and tests its "
+    "predictive densities on the others, once a split.",
+    reporting="ranks, scores, costs, failures.",
+    grid=make_large_grid,
+    cell=run_large_cell,
+    sources=("benchmarks.tables.large_methods", "benchmarks.tables.scores"),
+    needed=("table", "split", "method", "failure", "coverage_90", *METRICS),
+    label="{table} split {split} {method}",
+    tables=_sections,
+    apart=("method", "table", "split", "n", "effort", "steps", "limit"),
+)
