@@ -97,9 +97,9 @@ def conditional_log_densities(
     return covariance.held_out_log_density(residual, [last])
 
 
-def neighbors_road(data: Observations, size: int) -> Road:
+def neighbors_road(latent: LinearOperator, size: int) -> Road:
     """How densities of so many points together are computed, and why not by a faster way."""
-    gram, how = closed_form_of(data.latent, dense=True), f"Cholesky factors of {size} points each"
+    gram, how = closed_form_of(latent, dense=True), f"Cholesky factors of {size} points each"
     if isinstance(gram, Gram):
         return Road(f"closed form, {how}")
     return Road(f"GPyTorch's kernel, {how}", gram.text)
