@@ -225,7 +225,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
 
     def _objective_of_few(self, split: Split) -> Tensor:
         """The objective of the rows of a split, for which alone the model is asked."""
-        model, targets = cast(ExactGP, self.model), cast(Tensor, self.model.train_targets)
+        model = cast(ExactGP, self.model)
+        targets = cast(Tensor, model.train_targets)
         rows, local = split.restricted()
         rows = rows.to(targets.device)
         data = observations(self.likelihood, self._prior_at(rows), targets[rows])
