@@ -7,18 +7,23 @@ rows that take part alone, and in chunks for all rows in the metric of its kerne
 
 from __future__ import annotations
 
+import copy
+from dataclasses import dataclass
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
 from gpclml._utils import environment
-from gpclml._utils.arguments import all_finite, reads_are_free
-from gpclml.conditioning import Split
+from gpclml._utils.arguments import all_finite, check_counts, reads_are_free
+from gpclml._utils.resuming import digest
+from gpclml.conditioning import NearestNeighbors, Split
 from gpclml.conditioning.neighbours import NeighborIndex, find_copies
 from gpclml.errors import UnsupportedError
 from gpclml.gram import Gram
@@ -30,12 +35,14 @@ from gpclml.inference.observations import (
     metric_points,
     training_observations,
 )
-from gpclml.inference.posterior import posterior_settings
+from gpclml.inference.posterior import exact_posterior, posterior_settings
 from gpclml.inference.units import PosteriorNormal, above_rounding
 from gpclml.linalg import DenseCovariance, GramCovariance
 
 __all__ = [
     "conditional_log_densities",
+    "count_neighbors",
+    "joint_posterior_given_neighbors",
     "mean_log_density",
     "neighbors_road",
     "posterior_given_neighbors",
@@ -249,3 +256,139 @@ def posterior_given_neighbors(
             variances.append(above_rounding(variance - block.reduction.flatten(), variance))
     mean = torch.cat(means) + torch.cat(shifts).to(x)
     return PosteriorNormal(mean, DiagLinearOperator(torch.cat(variances).to(x)))
+
+
+_MOST_TRIED = 512  # neighbours, where predictions take seconds for a thousand points
+_JUDGED = 256  # training rows that decide how many neighbours are enough
+_LEAST_GAIN = 0.01  # nats
+_FLOOR = -5.0  # nats: no row that a model is far too sure of decides
+_MOST_JOINT = 32  # points that are predicted together
+
+
+@dataclass
+class _TrainingNeighbors:
+    """Where the training points of a model are in its metric, as long as model and data stay."""
+
+    state: tuple[str, int, int]
+    data: tuple[Tensor, Tensor]
+    points: Tensor
+    index: NeighborIndex
+    enough: int | None = None
+
+
+_KEPT: WeakKeyDictionary[ExactGP, _TrainingNeighbors] = WeakKeyDictionary()
+
+
+def _training_neighbors(model: ExactGP) -> _TrainingNeighbors:
+    data = cast(Any, model.train_inputs)[0], cast(Tensor, model.train_targets)
+    # By value: GPyTorch sets hyperparameters in ways that a tensor's version does not count.
+    values = digest([*model.parameters(), *model.buffers()])
+    state = values, data[0]._version, data[1]._version
+    kept = _KEPT.get(model)
+    same = kept is not None and all(a is b for a, b in zip(kept.data, data, strict=True))
+    if kept is None or not same or kept.state != state:
+        seen = training_observations(model)
+        rows = None if seen.missing is None else (~seen.missing).nonzero().squeeze(-1).cpu()
+        points = seen.metric()
+        kept = _KEPT[model] = _TrainingNeighbors(state, data, points, NeighborIndex(points, rows))
+    return kept
+
+
+@posterior_settings()
+@torch.no_grad()
+def count_neighbors(model: ExactGP, neighbors: int | str, seed: int = 0) -> int:
+    """The number of neighbours itself, or for ``"auto"`` as many as pay.
+
+    From 32 on the number is doubled, up to 512, as long as the mean log density of 256 training
+    rows given their neighbours gains more than 0.01 nats. This costs up to half as much again as
+    256 predictions given the largest number tried, once until parameters or data change.
+
+    Args:
+        model: A model in eval mode, with training data.
+        neighbors: A number, or ``"auto"``.
+        seed: Of the rows that are drawn.
+    """
+    if neighbors != "auto":
+        check_counts(neighbors=cast(int, neighbors))
+        return cast(int, neighbors)
+    kept = _training_neighbors(model)
+    if kept.enough is None:
+        data, most = training_observations(model), min(_MOST_TRIED, kept.index.num_rows - 1)
+        split = data.split(NearestNeighbors(max(1, most), _JUDGED, seed=seed), None)
+        chunks = [
+            rows.split(16) for rows in (split.held_out[0], cast(Tensor, split.conditioned_on))
+        ]
+        kept.enough, best = 32, -torch.inf
+        for count in (32, 64, 128, 256, 512):
+            values = [
+                conditional_log_densities(data, Split([held_out], given[:, :count]))
+                for held_out, given in zip(*chunks, strict=True)
+            ]
+            mean = float(torch.cat(values).clamp_min(_FLOOR).mean())
+            if mean < best + _LEAST_GAIN:
+                break
+            kept.enough, best = count, mean
+            if count >= most:
+                break
+    return kept.enough
+
+
+@torch.no_grad()
+def _nearest_rows(model: ExactGP, groups: Tensor, neighbors: int) -> Tensor:
+    """Rows of the training points that are nearest to any point of a group, ``(b, k)``."""
+    kept, (b, q, d) = _training_neighbors(model), groups.shape
+    prior = cast(Any, model.forward(groups.reshape(-1, d)))
+    points = metric_points(_lazy_kernel(prior.lazy_covariance_matrix))
+    near = kept.index.nearest(points, neighbors).to(groups.device)
+    if q == 1:
+        return near
+    distances = (kept.points[near] - points.unsqueeze(-2)).square().sum(-1).view(b, -1)
+    near = near.view(b, -1).gather(-1, distances.argsort(-1))
+    rows, rank = near.sort(stable=True, dim=-1)
+    rank[:, 1:][rows[:, 1:] == rows[:, :-1]] = rows.shape[-1]  # near to several of the points
+    most = min(kept.index.num_rows, max(neighbors, min(q * neighbors, _MOST_TRIED)))
+    count = min(most, int((rank < rows.shape[-1]).sum(-1).min()))
+    return rows.gather(-1, rank.argsort(-1)[:, :count])
+
+
+@posterior_settings()
+def joint_posterior_given_neighbors(model: ExactGP, x: Tensor, neighbors: int) -> PosteriorNormal:
+    """The latent posterior of few points together, given the training points nearest to any.
+
+    It is the exact posterior of a model of these training points alone, and differentiable. More
+    than 32 points are predicted one by one: their covariance is diagonal.
+
+    Args:
+        model: A model in eval mode, with training data.
+        x: Points, ``(*batch, q, d)``, as the training inputs are in eval mode.
+        neighbors: Training points for each point; a group has at most 512 or as many as one point.
+    """
+    if cast(Tensor, model.train_targets).ndim > 1:
+        raise UnsupportedError("neighbors", "a batch", "one model of one output")
+    q = x.shape[-2] if x.shape[-2] <= _MOST_JOINT else 1
+    groups = x.reshape(-1, q, x.shape[-1])
+    rows = _nearest_rows(model, groups, neighbors)
+    size = max(1, _ENTRIES_AT_ONCE["cpu" if x.is_cpu else "other"] // (rows.shape[-1] + q) ** 2)
+    posteriors = [
+        exact_posterior(_on_rows(model, near), points, marginal=False)
+        for near, points in zip(rows.split(size), groups.split(size), strict=True)
+    ]
+    mean = torch.cat([posterior.mean for posterior in posteriors]).reshape(x.shape[:-1])
+    matrix = torch.cat([posterior.covariance_matrix for posterior in posteriors])
+    if q < x.shape[-2]:
+        return PosteriorNormal(mean, DiagLinearOperator(matrix.reshape(mean.shape)))
+    return PosteriorNormal(mean, matrix.reshape(*mean.shape, q))
+
+
+def _on_rows(model: ExactGP, rows: Tensor) -> ExactGP:
+    """A model of some training rows, ``(b, k)``, which shares its parameters."""
+    model = copy.copy(model)
+    likelihood, inputs = cast(Any, model.likelihood), cast(Any, model.train_inputs)[0]
+    if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
+        model._modules, likelihood = dict(model._modules), copy.copy(likelihood)
+        likelihood._modules = dict(likelihood._modules)
+        likelihood.noise_covar = copy.copy(likelihood.noise_covar)
+        likelihood.noise_covar.noise = likelihood.noise_covar.noise[rows]
+        model.likelihood = likelihood
+    model.set_train_data(inputs[rows], cast(Tensor, model.train_targets)[rows], strict=False)
+    return model

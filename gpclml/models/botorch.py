@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import botorch.models
 import torch
@@ -14,6 +14,7 @@ from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
 from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
 from gpytorch.likelihoods import Likelihood
@@ -22,8 +23,9 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._utils.arguments import checked, seeded
-from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
+from gpclml.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedError
 from gpclml.inference import PosteriorNormal
+from gpclml.inference.neighbours import count_neighbors, joint_posterior_given_neighbors
 from gpclml.kernels import DeepKernel
 from gpclml.kernels.networks import StackedNetwork, reset_network
 from gpclml.models.named_parts import make_kernel
@@ -83,6 +85,10 @@ class DeepKernelGP(SingleTaskGP):
         feature_share: Initial value of the part s, for the kernel ``"deep"``.
         seed: Seed of the network.
 
+    Attributes:
+        neighbors: As of :class:`~gpclml.models.GPRegression`, for models of one output of too many
+            points to factor: ``posterior`` is given so many nearest training points.
+
     Raises:
         UnknownNameError: A kernel name that is not known.
         ArgumentError: A width that is not a positive integer, or a share outside (0, 1).
@@ -95,6 +101,8 @@ class DeepKernelGP(SingleTaskGP):
         >>> fit_gpytorch_mll(mll)
         >>> model.posterior(X).mean
     """
+
+    neighbors: int | Literal["auto"] | None = None
 
     @checked
     def __init__(
@@ -147,6 +155,20 @@ class DeepKernelGP(SingleTaskGP):
             deep.base_kernel.lengthscale = lengthscale
         self.covar_module = whole
         self._subset_batch_dict = self._places_of_outputs()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The prior in train mode; in eval mode the posterior, given neighbours if so wanted."""
+        if self.training or self.neighbors is None or settings.prior_mode.on():
+            return super().__call__(*args, **kwargs)
+        count = count_neighbors(cast(ExactGP, self), self.neighbors)
+        return joint_posterior_given_neighbors(cast(ExactGP, self), args[0], count)
+
+    def get_fantasy_model(self, *args: Any, **kwargs: Any) -> Any:
+        """As BoTorch's models, which condition on further observations by a factor of all."""
+        if self.neighbors is not None:
+            suggestion = "GPRegression takes further observations with neighbors."
+            raise UnsupportedError("neighbors", self.neighbors, "None", suggestion)
+        return super().get_fantasy_model(*args, **kwargs)
 
     def posterior(self, *args: Any, **kwargs: Any) -> GPyTorchPosterior | TransformedPosterior:
         """As ``SingleTaskGP.posterior``, without GPyTorch's absolute floor of variances.

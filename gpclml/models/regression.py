@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -29,13 +29,17 @@ from gpytorch.mlls import LeaveOneOutPseudoLikelihood, MarginalLogLikelihood
 from gpytorch.priors import LogNormalPrior, NormalPrior, Prior
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, checked, reads_are_free, seeded
+from gpclml._utils.arguments import checked, reads_are_free, seeded
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml._utils.environment import load_botorch
 from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
-from gpclml.inference.neighbours import posterior_given_neighbors
+from gpclml.inference.neighbours import (
+    count_neighbors,
+    joint_posterior_given_neighbors,
+    posterior_given_neighbors,
+)
 from gpclml.inference.observations import Solver
 from gpclml.inference.posterior import (
     checked_points,
@@ -124,6 +128,9 @@ class GPRegression(RegressionGP):
 
     Attributes:
         column_names: Names of the inputs' columns, if they came in a data frame; else None.
+        neighbors: None, as at first, or how many of their nearest training points :meth:`predict`
+            and :meth:`posterior` condition new points on: a number, or ``"auto"``, for models of
+            too many points to factor.
 
     Raises:
         ShapeError: Inputs and targets do not match, or hold no points.
@@ -141,6 +148,7 @@ class GPRegression(RegressionGP):
     """
 
     likelihood: _GaussianLikelihoodBase
+    neighbors: int | Literal["auto"] | None = None
 
     @checked
     def __init__(
@@ -264,7 +272,7 @@ class GPRegression(RegressionGP):
         progress: bool | None = None,
         grad: bool | None = None,
         *,
-        neighbors: int | None = None,
+        neighbors: int | Literal["auto"] | None = None,
     ) -> PosteriorNormal:
         """The posterior at x in original units.
 
@@ -293,7 +301,9 @@ class GPRegression(RegressionGP):
                 means only if ``x`` requires a gradient.
             neighbors: Predict each point from so many of its nearest training points: marginals,
                 in memory that is linear in the number of training points, for models trained with
-                :class:`~gpclml.conditioning.NearestNeighbors`. From all points if None.
+                :class:`~gpclml.conditioning.NearestNeighbors`. ``"auto"`` doubles 32 up to 512 as
+                long as log densities of training points given their neighbours gain: seconds,
+                until the model changes. As ``model.neighbors`` says if None.
 
         Returns:
             A normal with mean ``(*batch, m)`` and covariance ``(*batch, m, m)``, without GPyTorch's
@@ -315,13 +325,14 @@ class GPRegression(RegressionGP):
         """
         train_x, train_y = self._training_data()
         x = checked_points(x, train_x, self.column_names)
+        neighbors = self.neighbors if neighbors is None else neighbors
         if neighbors is not None:
-            check_counts(neighbors=neighbors)
             refuse_gradient(x)
             if max(train_x.ndim, x.ndim) > 2:
                 raise UnsupportedError("neighbors", "a batch", "one model, and points (m, d)")
-            with evaluating(self):
-                posterior = posterior_given_neighbors(self, x, neighbors, progress)
+            with evaluating(self), torch.no_grad():
+                count = count_neighbors(self, neighbors)
+                posterior = posterior_given_neighbors(self, x, count, progress)
                 posterior = observed_posterior(self.likelihood, posterior, x, observation_noise)
                 units = self.target_standardizer
                 return posterior.in_units(units.scale, units.offset, marginal=True)
@@ -393,7 +404,9 @@ class GPRegression(RegressionGP):
         """The posterior at X in original units, as BoTorch's models give it.
 
         It is what :meth:`predict` computes, for acquisition functions. As in BoTorch, and unlike
-        everywhere else in gpclml, the noise of observations is left out by default.
+        everywhere else in gpclml, the noise of observations is left out by default. With
+        ``model.neighbors`` up to 32 points are predicted together, given the training points that
+        are nearest to any of them, and more one by one, with a diagonal covariance.
 
         Args:
             X: Points in original units. Shape ``(*batch, q, d)``.
@@ -432,7 +445,17 @@ class GPRegression(RegressionGP):
         elif noise and isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
             noise = cast(Any, self.likelihood.noise_covar).noise.mean(-1, keepdim=True)
             noise = noise.expand(*noise.shape[:-1], X.shape[-2])
-        posterior = GPyTorchPosterior(self.predict(X, observation_noise=noise, grad=True))
+        if self.neighbors is None:
+            distribution = self.predict(X, observation_noise=noise, grad=True)
+        else:
+            X = checked_points(X, self._training_data()[0])
+            with evaluating(self):
+                count = count_neighbors(self, self.neighbors)
+                distribution = joint_posterior_given_neighbors(self, X, count)
+                distribution = observed_posterior(self.likelihood, distribution, X, noise)
+                units = self.target_standardizer
+                distribution = distribution.in_units(units.scale, units.offset, marginal=False)
+        posterior = GPyTorchPosterior(distribution)
         return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
 
     @checked
@@ -524,6 +547,7 @@ class GPRegression(RegressionGP):
             model.get_submodule(name).load_state_dict(self.get_submodule(name).state_dict())
         model.set_train_data(targets=targets, strict=False)
         model.column_names, model._given = self.column_names, self._given
+        model.neighbors = self.neighbors
         return model
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -538,7 +562,7 @@ class GPRegression(RegressionGP):
         """
         train_x, train_targets = self._training_data()
         content = {
-            "config": {**self._config, "columns": self.column_names},
+            "config": {**self._config, "columns": self.column_names, "neighbors": self.neighbors},
             "state_dict": dict(self.state_dict()),
             "train_x": train_x.detach(),
             "train_targets": train_targets,
@@ -584,7 +608,7 @@ class GPRegression(RegressionGP):
         try:
             options = {name: config[name] or given[name] for name in ("kernel", "mean")}
             options = {**config, **options, "likelihood": likelihood}
-            columns = options.pop("columns")
+            columns, neighbors = options.pop("columns"), options.pop("neighbors", None)
             # Networks are made before their state is loaded, as large as the file asks for.
             widths = [content["train_x"].shape[-1], *options["hidden"]]
             is_deep, asked = str(options["kernel"]).startswith("deep"), 0
@@ -597,7 +621,7 @@ class GPRegression(RegressionGP):
             scale, offset = (state[f"target_standardizer.{name}"] for name in ("scale", "offset"))
             model = cls(content["train_x"], content["train_targets"] * scale + offset, **options)
             # An entry that is not there would have been replaced by a default.
-            if unlike := model._config.keys() ^ (config.keys() - {"columns"}):
+            if unlike := model._config.keys() ^ (config.keys() - {"columns", "neighbors"}):
                 raise KeyError(*unlike)
             model.load_state_dict(state)
         except (ArgumentError, AttributeError, KeyError, RuntimeError, TypeError) as error:
@@ -613,7 +637,7 @@ class GPRegression(RegressionGP):
                 "save the model again."
             ) from error
         model.set_train_data(targets=content["train_targets"], strict=False)
-        model.column_names = columns
+        model.column_names, model.neighbors = columns, neighbors
         return model
 
     def _in_original_units(self, path: str, value: Tensor) -> Tensor:
