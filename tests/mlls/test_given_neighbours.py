@@ -399,7 +399,7 @@ def test_a_kernel_without_a_metric_and_missing_targets_are_refused_by_name():
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, NearestNeighbors())
     with pytest.raises(UnsupportedError, match="one with lengthscales"):
         fit_mll(mll, "adam", steps=2, progress=False)
-    model = GPRegression(x, y.where(x[:, 0] > 0.1, torch.nan))
+    model = GPRegression(x, y.where(torch.arange(30) % 4 > 0, torch.nan))
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, NearestNeighbors())
     with pytest.raises(NonFiniteError, match="target"):
         fit_mll(mll, "adam", steps=2, progress=False)
