@@ -18,7 +18,7 @@ from typer import Option
 from benchmarks._figures import new_figure, save_figure
 from benchmarks._options import check_device, check_known, check_positive, names
 from benchmarks._tables import section, spread_rows, table
-from benchmarks.speed import accuracy, fits, networks, steps
+from benchmarks.speed import accuracy, fits, neighbours, networks, steps
 from benchmarks.speed.timing import Row, machine_name
 from benchmarks.study import Study
 from gpclml.errors import ArgumentError
@@ -110,6 +110,15 @@ MEASUREMENTS: Mapping[str, Measurement] = {
         "The evidence of networks",
         f"Value and gradient in the precisions of all parameter tensors, images in ten classes. "
         f"{_TIMES}",
+    ),
+    "neighbours": Measurement(
+        neighbours.measure_neighbors,
+        {"n": (10_000, 100_000, 1_000_000), "dimensions": (4, 8, 20), "memory": (True,)},
+        "Many points given their nearest neighbours",
+        "A Matern kernel fitted by 100 steps of Adam, float32. `ms`: processor time of a step "
+        "without the lookup of neighbours; `lookup ms`: of that, the median; `refresh s`: looking "
+        "them up in new metrics, in all. Memory at the peak is in multiples of inputs and targets, "
+        "themselves included.",
     ),
     "accuracy": Measurement(
         accuracy.measure_accuracy,

@@ -236,7 +236,7 @@ class _Neighbors:
         left, wanted = torch.arange(len(places)), k + 1 if self._order is None else 4 * k
         while len(left) and k:
             before, is_last = None, self._order is None
-            if self._order is not None and (wanted > len(index) // 4 or not index.is_tree):
+            if self._order is not None and (wanted > index.num_rows // 4 or not index.is_tree):
                 before, wanted, is_last = places[left], k, True
                 if self._candidates is not None:
                     before = torch.searchsorted(self._candidates, before)
@@ -304,13 +304,19 @@ class NeighborIndex:
 
     Args:
         points: In a metric where near points are correlated, ``(n, q)``, on any device.
+        rows: Rows among these that can be neighbours, ``(r,)``, on the CPU; all of them if None.
 
     Attributes:
+        num_rows: Number r of rows that can be neighbours.
         is_tree: Whether they are looked up in a tree, else by distances to all points.
     """
 
-    def __init__(self, points: Tensor) -> None:
+    def __init__(self, points: Tensor, rows: Tensor | None = None) -> None:
         points = points.detach()
+        self._rows = rows
+        if rows is not None:
+            points = points[rows.to(points.device)]
+        self.num_rows: int = len(points)
         self._tree: Any = None
         self.is_tree: bool = points.is_cpu and points.shape[-1] <= _MOST_DIMENSIONS_OF_A_TREE
         if self.is_tree:
@@ -323,29 +329,27 @@ class NeighborIndex:
         # From the centre products lose fewest digits of distances.
         self._points, self._center = points, points.mean(0)
 
-    def __len__(self) -> int:
-        return len(self._points)
-
     def __getitem__(self, index: Tensor) -> Tensor:
         """Points at some places."""
         return self._points[index.to(self._points.device)]
 
     def nearest(self, points: Tensor, k: int, before: Tensor | None = None) -> Tensor:
-        """Places of the k points nearest to others, nearest first.
+        """Rows of the k points nearest to others, nearest first.
 
         Args:
             points: In the same metric, ``(m, q)``.
             k: Number of neighbours.
-            before: Only places below these are looked at, ``(m,)``.
+            before: Only the first points, so many, are looked at, ``(m,)``; with all rows alone.
 
         Returns:
-            ``(m, min(k, n))``, on the CPU; -1 where there are fewer.
+            ``(m, min(k, r))``, on the CPU; -1 where there are fewer.
         """
-        k, points = min(k, len(self)), points.detach().to(self._points.dtype)
+        k, points = min(k, self.num_rows), points.detach().to(self._points.dtype)
         if self._tree is not None and before is None:
             workers = torch.get_num_threads()
             near = self._tree.query(points.numpy(), k=[*range(1, k + 1)], workers=workers)[1]
-            return torch.from_numpy(near)
+            near = torch.from_numpy(near)
+            return near if self._rows is None else self._rows[near]
         kind = "cpu" if points.is_cpu else "other"
         coordinates = k * _GROUP * points.shape[-1]
         size = max(1, min(_AT_ONCE[kind][0], _CANDIDATES_AT_ONCE[kind] // coordinates))
@@ -354,7 +358,8 @@ class NeighborIndex:
             self._nearest(chunk, k, None if limits is None else limits[number])
             for number, chunk in enumerate(points.split(size))
         ]
-        return torch.cat(chunks).cpu()
+        near = torch.cat(chunks).cpu()
+        return near if self._rows is None else self._rows[near]
 
     def _nearest(self, points: Tensor, k: int, before: Tensor | None) -> Tensor:
         """By distances to all points.
@@ -362,7 +367,7 @@ class NeighborIndex:
         A group of points that has one of the k nearest is among the k groups whose nearest points
         are nearest, so that only points of these are sorted.
         """
-        last = len(self) if before is None else max(1, int(before.max()))
+        last = self.num_rows if before is None else max(1, int(before.max()))
         most = _AT_ONCE["cpu" if points.is_cpu else "other"][1] // len(points)
         size = max(_GROUP, most // _GROUP * _GROUP)
         places = torch.arange(last, device=points.device)

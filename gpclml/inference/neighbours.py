@@ -104,9 +104,9 @@ def conditional_log_densities(
     return covariance.held_out_log_density(residual, [last])
 
 
-def neighbors_road(data: Observations, size: int) -> Road:
+def neighbors_road(latent: LinearOperator, size: int) -> Road:
     """How densities of so many points together are computed, and why not by a faster way."""
-    gram, how = closed_form_of(data.latent, dense=True), f"Cholesky factors of {size} points each"
+    gram, how = closed_form_of(latent, dense=True), f"Cholesky factors of {size} points each"
     if isinstance(gram, Gram):
         return Road(f"closed form, {how}")
     return Road(f"GPyTorch's kernel, {how}", gram.text)
@@ -121,6 +121,13 @@ def _noise(data: Observations) -> Tensor | torch.nn.Module:
     return noise.expand(data.residual.shape) if isinstance(noise, Tensor) else noise
 
 
+def _lazy_kernel(latent: LinearOperator) -> LazyEvaluatedKernelTensor:
+    if isinstance(latent, LazyEvaluatedKernelTensor):
+        return latent
+    got, expected = type(latent).__name__, "a model with one kernel of all of its points"
+    raise UnsupportedError("conditioning", f"NearestNeighbors for {got}", expected)
+
+
 class _Kernel:
     """A kernel that was called, in closed form or not; features of its points are computed once.
 
@@ -129,11 +136,8 @@ class _Kernel:
     """
 
     def __init__(self, latent: LinearOperator) -> None:
-        if not isinstance(latent, LazyEvaluatedKernelTensor):
-            got, expected = type(latent).__name__, "a model with one kernel of all of its points"
-            raise UnsupportedError("conditioning", f"NearestNeighbors for {got}", expected)
-        self._lazy, self._gram = latent, closed_form_of(latent, dense=True)
-        self.points: Tensor = cast(Tensor, latent.x1)
+        self._lazy, self._gram = _lazy_kernel(latent), closed_form_of(latent, dense=True)
+        self.points: Tensor = cast(Tensor, self._lazy.x1)
         self.has_features: bool = isinstance(self._gram, Gram) and self._gram.has_features
         if isinstance(self._gram, Gram):
             self._gram, self.points = self._gram.on_features(self.points)
@@ -231,7 +235,7 @@ def posterior_given_neighbors(
         rows, metric = places if rows is None else rows[places], metric[places]
     index = NeighborIndex(metric)
     del metric
-    neighbors = min(neighbors, len(index))
+    neighbors = min(neighbors, index.num_rows)
     size = max(1, _ENTRIES_AT_ONCE["cpu" if x.is_cpu else "other"] // neighbors**2)
     means, shifts, variances = [], [], []
     chunks = environment.progress_bar(

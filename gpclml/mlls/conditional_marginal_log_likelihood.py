@@ -225,16 +225,20 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
 
     def _objective_of_few(self, split: Split) -> Tensor:
         """The objective of the rows of a split, for which alone the model is asked."""
-        model, targets = cast(ExactGP, self.model), cast(Tensor, self.model.train_targets)
+        model = cast(ExactGP, self.model)
+        targets = cast(Tensor, model.train_targets)
         rows, local = split.restricted()
         rows = rows.to(targets.device)
-        with _without_learning(_input_transform(model)):
-            inputs = (x.index_select(-2, rows) for x in cast(Any, model.train_inputs))
-            prior = cast(Any, model).forward(*inputs)
-        data = observations(self.likelihood, prior, targets[rows])
+        data = observations(self.likelihood, self._prior_at(rows), targets[rows])
         value = mean_log_density(data, local, self.factor_dtype)
         num_rows = cast(NearestNeighbors, self.conditioning).num_rows
         return plus_priors(value, model, num_rows, data.params)
+
+    def _prior_at(self, rows: Tensor) -> MultivariateNormal:
+        """The model's output at some of its training points."""
+        model = cast(Any, self.model)
+        with _without_learning(_input_transform(model)):
+            return model.forward(*(x.index_select(-2, rows) for x in model.train_inputs))
 
     def compute_custom_loss(self, **kwargs: Any) -> Tensor:
         """What a line search minimizes: the negative objective at held-out points that stay fixed.
@@ -264,8 +268,10 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         return -self.objective_at(data, self._fixed_split(data))
 
     def train(self, mode: bool = True) -> Self:
-        """As of any module; a line search that begins after it looks up neighbours anew."""
+        """As of any module; neighbours are looked up anew after it, and dropped in eval mode."""
         self._fixed_neighbors = None
+        if not mode and isinstance(self.conditioning, NearestNeighbors):
+            self.conditioning = copy.deepcopy(self.conditioning)
         return super().train(mode)
 
     def _fixed_split(self, data: Observations) -> Split:
@@ -296,11 +302,13 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         """
         model = cast(ExactGP, self.model)
         check_train_mode(model)
+        if isinstance(self.conditioning, NearestNeighbors):
+            targets = cast(Tensor, model.train_targets)
+            size = min(self.conditioning.k + 1, targets.shape[-1])
+            prior = self._prior_at(torch.arange(1, device=targets.device))
+            return neighbors_road(prior.lazy_covariance_matrix, size)
         with torch.no_grad():
             data = training_observations(model, self.likelihood)
-            if isinstance(self.conditioning, NearestNeighbors):
-                size = min(self.conditioning.k + 1, int(data.num_observed()))
-                return neighbors_road(data, size)
             split = data.split(copy.deepcopy(self.conditioning or _DEFAULT), seeded(self.seed))
             observed, blocks = data.at(split)
             return observed.road(self.solver, blocks)

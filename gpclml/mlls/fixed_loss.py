@@ -449,8 +449,8 @@ def _input_transform(model: ExactGP) -> tuple[Callable[[Tensor], Tensor], bool] 
     """What maps inputs to those of mean and kernel, where that is known, and if it is fixed."""
     given, *others = cast(tuple[Tensor, ...], model.train_inputs)
     kind, botorch = cast(Any, type(model)), sys.modules.get("botorch.models")
-    deep = sys.modules.get("gpclml.models.botorch")  # its models' calls differ in eval mode alone
-    calls = [ExactGP.__call__] + ([] if deep is None else [deep.DeepKernelGP.__call__])
+    ours = sys.modules.get("gpclml.models.botorch")  # whose model differs in eval mode only
+    calls = [ExactGP.__call__, *([ours.DeepKernelGP.__call__] if ours else [])]
     if others or not given.is_floating_point() or kind.__call__ not in calls:
         return None
     if kind.forward is GPRegression.forward:

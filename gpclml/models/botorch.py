@@ -23,7 +23,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._utils.arguments import checked, seeded
-from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
+from gpclml.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedError
 from gpclml.inference import PosteriorNormal
 from gpclml.inference.neighbours import count_neighbors, joint_posterior_given_neighbors
 from gpclml.kernels import DeepKernel
@@ -162,6 +162,13 @@ class DeepKernelGP(SingleTaskGP):
             return super().__call__(*args, **kwargs)
         count = count_neighbors(cast(ExactGP, self), self.neighbors)
         return joint_posterior_given_neighbors(cast(ExactGP, self), args[0], count)
+
+    def get_fantasy_model(self, *args: Any, **kwargs: Any) -> Any:
+        """As BoTorch's models, which condition on further observations by a factor of all."""
+        if self.neighbors is not None:
+            suggestion = "GPRegression takes further observations with neighbors."
+            raise UnsupportedError("neighbors", self.neighbors, "None", suggestion)
+        return super().get_fantasy_model(*args, **kwargs)
 
     def posterior(self, *args: Any, **kwargs: Any) -> GPyTorchPosterior | TransformedPosterior:
         """As ``SingleTaskGP.posterior``, without GPyTorch's absolute floor of variances.

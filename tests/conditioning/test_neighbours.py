@@ -59,6 +59,35 @@ def test_neighbours_are_looked_up_anew_after_so_many_calls():
     assert first == [1, 1, 2]
 
 
+def test_neighbours_stay_where_the_metric_moved_by_a_factor_or_little():
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(300, 3, generator=generator, dtype=torch.float64)
+    strategy, asked = NearestNeighbors(k=5, batch=20, refresh=1, seed=0), []
+
+    def metric(factors: list[float]):
+        def points_at(rows):
+            asked.append(300 if rows is None else len(rows))
+            return (points if rows is None else points[rows]) * torch.tensor(factors)
+
+        return points_at
+
+    for factors in ([1.0, 1.0, 1.0], [7.0, 7.0, 7.0], [1.0, 1.0, 1.05], [1.0, 1.0, 9.0]):
+        strategy.split(300, points=metric(factors))
+    assert asked == [300, 120, 120, 120, 300]  # 20 points and their neighbours decide
+    reference = NearestNeighbors(k=5, batch=None).split(300, points=metric([1.0, 1.0, 9.0])(None))
+    rows = strategy.split(300)
+    expected = reference.conditioned_on[rows.held_out[0].squeeze(-1)]
+    assert torch.equal(rows.conditioned_on, expected)
+
+
+@pytest.mark.parametrize("d", [2, 12])
+def test_an_index_agrees_with_all_distances(d):
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(5000, d, generator=generator, dtype=torch.float64)
+    near = NeighborIndex(points).nearest(points[:150], 40)
+    assert torch.equal(near, torch.cdist(points[:150], points).topk(40, largest=False).indices)
+
+
 def test_a_copy_has_its_own_neighbours_and_a_seed_its_own_draws():
     points = torch.rand(30, 2, generator=torch.Generator().manual_seed(0))
     strategy = NearestNeighbors(k=2, batch=5, seed=4)

@@ -10,7 +10,7 @@ from botorch.models.transforms import Normalize
 
 from gpclml import ConditionalMarginalLogLikelihood, LastPoints, LeaveOneOut, fit_mll
 from gpclml.conditioning import NearestNeighbors, Split
-from gpclml.errors import UnsupportedError
+from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.inference.neighbours import conditional_log_densities
 from gpclml.inference.observations import training_observations
 from gpclml.mlls.fixed_loss import fresh_loss
@@ -334,3 +334,92 @@ def test_a_gradient_of_predictions_from_neighbours_is_refused():
     x, y = data()
     with pytest.raises(UnsupportedError, match="points that require a gradient"):
         GPRegression(x, y).predict(x[:2].requires_grad_(), neighbors=5)
+
+
+def bad_input(name):
+    """Inputs, targets and kernel that are hard to find neighbours in."""
+    x, y = data(200)
+    many = x[:3].repeat(500, 1), y[:3].repeat(500) + 0.1 * data(1500)[1]
+    index = (torch.arange(200) % 3).unsqueeze(-1).double()
+    return {
+        "few points": (x[:8], y[:8], "matern"),
+        "a constant column": (torch.cat([x, torch.ones_like(x[:, :1])], -1), y, "matern"),
+        "copied columns": (torch.cat([x, x], -1), y, "matern"),
+        "copies in hundreds": (*many, "matern"),
+        "one point many times": (x[:1].repeat(200, 1), y, "matern"),
+        "200 columns": (data(200, 200)[0], y, "matern"),
+        "linear": (x, y, kernels.ScaleKernel(kernels.LinearKernel())),
+        "polynomial": (x, y, kernels.PolynomialKernel(2)),
+        "constant": (x, y, kernels.ConstantKernel()),
+        "index": (index, y, kernels.IndexKernel(3)),
+        "single precision": (x.float(), (x[:, 0] * x[:, 1] + x[:, 2]).float(), "matern"),
+    }[name]
+
+
+@pytest.mark.parametrize("order", ["previous", "all"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "few points", "a constant column", "copied columns", "copies in hundreds", "index",
+        "one point many times", "200 columns", "linear", "polynomial", "constant",
+        "single precision",
+    ],
+)  # fmt: skip
+def test_bad_input_is_fitted_and_predicted(name, order):
+    x, y, kernel = bad_input(name)
+    model = GPRegression(x, y, kernel, standardize=name != "index")
+    strategy = NearestNeighbors(k=12, batch=32, order=order)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy)
+    result = fit_mll(mll, "adam", steps=15, lr=0.1, progress=False)
+    assert not result.problem
+    predicted = model.predict(x[:20], neighbors=16)
+    assert predicted.mean.isfinite().all()
+    assert (predicted.variance > 0).all()
+    # No worse than the mean of the targets, up to their noise.
+    error = (predicted.mean - y[:20]).square().mean()
+    assert error < 1.2 * (y[:20] - y.mean()).square().mean() + 0.1
+
+
+def test_one_row_and_two():
+    x, y = data(2)
+    for n in (1, 2):
+        model = GPRegression(x[:n], y[:n])
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, NearestNeighbors())
+        assert not fit_mll(mll, "adam", steps=3, progress=False).problem
+        assert model.predict(x, neighbors=5).variance.isfinite().all()
+
+
+def test_a_kernel_without_a_metric_and_missing_targets_are_refused_by_name():
+    class Inner(kernels.Kernel):
+        def forward(self, x1, x2, diag=False, **params):
+            products = x1 @ x2.mT + 1.0
+            return products.diagonal(dim1=-2, dim2=-1) if diag else products
+
+    x, y = data()
+    model = GPRegression(x, y, Inner())
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, NearestNeighbors())
+    with pytest.raises(UnsupportedError, match="one with lengthscales"):
+        fit_mll(mll, "adam", steps=2, progress=False)
+    model = GPRegression(x, y.where(torch.arange(30) % 4 > 0, torch.nan))
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, NearestNeighbors())
+    with pytest.raises(NonFiniteError, match="target"):
+        fit_mll(mll, "adam", steps=2, progress=False)
+
+
+def test_an_interrupted_fit_keeps_its_last_parameters(monkeypatch):
+    x, y = data(60)
+    model = GPRegression(x, y)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, NearestNeighbors(batch=16))
+    drawn, states = mll.redrawn_objective, []
+
+    def interrupted():
+        states.append(model.likelihood.noise.item())
+        if len(states) == 8:
+            raise KeyboardInterrupt
+        return drawn()
+
+    monkeypatch.setattr(mll, "redrawn_objective", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fit_mll(mll, "adam", steps=20, lr=0.1, progress=False)
+    assert model.likelihood.noise.item() == states[-1] < states[0]
+    assert model.predict(x, neighbors=8).mean.isfinite().all()

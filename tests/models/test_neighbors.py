@@ -187,3 +187,17 @@ def test_batches_and_several_outputs_are_refused_by_name():
         model.neighbors = 5
         with pytest.raises(UnsupportedError, match="one model of one output"):
             model.posterior(points(1, 2))
+
+
+def test_further_observations_are_taken_or_refused_by_name():
+    x, y = data()
+    model, new = GPRegression(x, y), points(2, 2)
+    exact = model.condition_on_observations(new, torch.zeros(2, 1).double()).posterior(new)
+    model.neighbors = 50
+    ours = model.condition_on_observations(new, torch.zeros(2, 1).double()).posterior(new)
+    torch.testing.assert_close(ours.mean, exact.mean, rtol=1e-9, atol=1e-9)
+    deep = DeepKernelGP(x, y.unsqueeze(-1))
+    deep.neighbors = 5
+    deep.posterior(new)
+    with pytest.raises(UnsupportedError, match="neighbors"):
+        deep.condition_on_observations(new, torch.zeros(2, 1).double())
