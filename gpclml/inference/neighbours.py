@@ -271,7 +271,6 @@ class _TrainingNeighbors:
 
     state: tuple[str, int, int]
     data: tuple[Tensor, Tensor]
-    rows: Tensor | None  # those with a target, all if None
     points: Tensor
     index: NeighborIndex
     enough: int | None = None
@@ -288,11 +287,10 @@ def _training_neighbors(model: ExactGP) -> _TrainingNeighbors:
     kept = _KEPT.get(model)
     same = kept is not None and all(a is b for a, b in zip(kept.data, data, strict=True))
     if kept is None or not same or kept.state != state:
-        missing = training_observations(model).missing
-        rows = None if missing is None else (~missing).nonzero().squeeze(-1)
-        points = training_metric(model, rows)
-        index = NeighborIndex(points)
-        kept = _KEPT[model] = _TrainingNeighbors(state, data, rows, points, index)
+        seen = training_observations(model)
+        rows = None if seen.missing is None else (~seen.missing).nonzero().squeeze(-1).cpu()
+        points = seen.metric()
+        kept = _KEPT[model] = _TrainingNeighbors(state, data, points, NeighborIndex(points, rows))
     return kept
 
 
@@ -315,7 +313,7 @@ def count_neighbors(model: ExactGP, neighbors: int | str, seed: int = 0) -> int:
         return cast(int, neighbors)
     kept = _training_neighbors(model)
     if kept.enough is None:
-        data, most = training_observations(model), min(_MOST_TRIED, len(kept.index) - 1)
+        data, most = training_observations(model), min(_MOST_TRIED, kept.index.num_rows - 1)
         split = data.split(NearestNeighbors(max(1, most), _JUDGED, seed=seed), None)
         chunks = [
             rows.split(16) for rows in (split.held_out[0], cast(Tensor, split.conditioned_on))
@@ -339,17 +337,18 @@ def count_neighbors(model: ExactGP, neighbors: int | str, seed: int = 0) -> int:
 def _nearest_rows(model: ExactGP, groups: Tensor, neighbors: int) -> Tensor:
     """Rows of the training points that are nearest to any point of a group, ``(b, k)``."""
     kept, (b, q, d) = _training_neighbors(model), groups.shape
-    points = _prior(model, groups.reshape(-1, d))[1].metric()
+    prior = cast(Any, model.forward(groups.reshape(-1, d)))
+    points = metric_points(_lazy_kernel(prior.lazy_covariance_matrix))
     near = kept.index.nearest(points, neighbors).to(groups.device)
-    if q > 1:
-        distances = (kept.points[near] - points.unsqueeze(-2)).square().sum(-1).view(b, -1)
-        near = near.view(b, -1).gather(-1, distances.argsort(-1))
-        places, rank = near.sort(stable=True, dim=-1)
-        rank[:, 1:][places[:, 1:] == places[:, :-1]] = near.shape[-1]  # near to several points
-        most = min(len(kept.index), max(neighbors, min(q * neighbors, _MOST_TRIED)))
-        count = min(most, int((rank < near.shape[-1]).sum(-1).min()))
-        near = places.gather(-1, rank.argsort(-1)[:, :count])
-    return near if kept.rows is None else kept.rows[near]
+    if q == 1:
+        return near
+    distances = (kept.points[near] - points.unsqueeze(-2)).square().sum(-1).view(b, -1)
+    near = near.view(b, -1).gather(-1, distances.argsort(-1))
+    rows, rank = near.sort(stable=True, dim=-1)
+    rank[:, 1:][rows[:, 1:] == rows[:, :-1]] = rows.shape[-1]  # near to several of the points
+    most = min(kept.index.num_rows, max(neighbors, min(q * neighbors, _MOST_TRIED)))
+    count = min(most, int((rank < rows.shape[-1]).sum(-1).min()))
+    return rows.gather(-1, rank.argsort(-1)[:, :count])
 
 
 @posterior_settings()
