@@ -103,8 +103,7 @@ class Diagonal(Structure):
     """Structure of independent parameters: the loosest bound (Immer et al. 2023, Theorem 1).
 
     Note:
-        Costs K backward passes. Of layers with several places, as convolutions, so many points are
-        processed at a time as have 2^24 numbers in their gradients.
+        Costs K backward passes. So many points are in memory at a time as take about 64 MiB.
     """
 
     @override
@@ -179,8 +178,8 @@ class Kronecker(Structure):
 
     Note:
         Costs K backward passes and, for each layer, the eigenvalues of an in x in and an out x out
-        matrix, or of smaller ones if points are fewer. In memory are the outputs of all layers at
-        the points, as in training: add up batches where these are too many.
+        matrix, or of smaller ones if points are fewer. So many points are in memory at a time as
+        take about 64 MiB.
     """
 
     sharing: Literal["expand", "reduce"] = "expand"

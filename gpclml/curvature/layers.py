@@ -56,7 +56,7 @@ _KINDS = ("weight", "bias")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _ROWS = "whose rows are not those of points in their order"
 _CHUNK = 2**20  # numbers of the inputs of places of a chunk of points
-_NUMBERS = 2**24  # of gradients at single points in memory at a time
+_BYTES = 2**26  # of what layers return, and of gradients by it, in memory at a time
 
 
 @dataclass(frozen=True)
@@ -208,12 +208,24 @@ class LinearRecord(LayerRecord):
             products = Products.of(self._mean_inputs().double().unsqueeze(-1))
             return products, self.num_points
         places = next(self._gradients()).shape[-1]
-        numbers = math.prod(self.shape[1:]) * self._groups * places
+        channels, count = math.prod(self.shape[1:]), len(self.raw_inputs) * places
+        shifts = self._moves_by_lines and count >= channels
+        numbers = channels * self._groups * places // (self.shape[2] if shifts else 1)
         products = (
-            Products.of(self._inputs_of(rows.double()))
+            _products_of_shifts(self.layer, rows.double())
+            if shifts else Products.of(self._inputs_of(rows.double()))
             for rows in self.raw_inputs.split(max(1, _CHUNK // numbers))
-        )
-        return functools.reduce(operator.add, products), len(self.raw_inputs) * places
+        )  # fmt: skip
+        return functools.reduce(operator.add, products), count
+
+    @property
+    def _moves_by_lines(self) -> bool:
+        """Whether it is a convolution for which :func:`_products_of_shifts` is of use."""
+        if not isinstance(self.layer, _CONVOLUTIONS) or self.layer.stride[0] > 1:
+            return False
+        # The ends take gap (size - 1) lines of outputs, and all others share one product.
+        size, gap = self.layer.kernel_size[0], self.layer.dilation[0]
+        return size > 1 and self.raw_gradients[0].shape[2] > gap * (size - 1)
 
     def gradient_products(self, reduce: bool) -> Products:
         r"""The sum of :math:`g g^\top` over points and columns, float64, for each group.
@@ -299,17 +311,59 @@ class Products:
 
 def _patches(layer: torch.nn.Module, inputs: Tensor) -> Tensor:
     """Inputs of each place of a convolution's output, ``(R, in, T)``."""
+    views = _windows(layer, inputs, first=0)
+    count = (views.ndim - 2) // 2
+    order = 0, 1, *range(2 + count, 2 + 2 * count), *range(2, 2 + count)
+    return views.permute(order).flatten(1, 1 + count).flatten(2)
+
+
+def _windows(layer: torch.nn.Module, inputs: Tensor, first: int) -> Tensor:
+    """Views of padded inputs, ``(R, channels, *places, *kernel)``, windows from a dimension on."""
     assert isinstance(layer, _CONVOLUTIONS)
     padding = layer._reversed_padding_repeated_twice  # before and after, the last dimension first
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     # Copied once, from views: several times faster on a CPU than torch's unfold.
     views = torch.nn.functional.pad(inputs, padding, mode) if any(padding) else inputs
-    steps = zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)
-    for dim, (size, stride, gap) in enumerate(steps, start=2):
+    steps = list(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True))
+    for dim, (size, stride, gap) in enumerate(steps[first:], start=2 + first):
         views = views.unfold(dim, gap * (size - 1) + 1, stride)[..., ::gap]
-    count = len(layer.kernel_size)
-    order = 0, 1, *range(2 + count, 2 + 2 * count), *range(2, 2 + count)
-    return views.permute(order).flatten(1, 1 + count).flatten(2)
+    return views
+
+
+def _products_of_shifts(layer: torch.nn.Module, inputs: Tensor) -> Products:
+    r"""Products of the patches of a convolution that moves by one line at a time.
+
+    Two patches' lines i and i' of all outputs are lines of the inputs with the distance i' - i, but
+    for some at both ends. Their products are therefore computed for each distance, rather than for
+    each pair: a third of the operations and of the copies if the kernel has three lines.
+    """
+    assert isinstance(layer, _CONVOLUTIONS)
+    size, gap, groups = layer.kernel_size[0], layer.dilation[0], layer.groups
+    views = _windows(layer, inputs, first=1)
+    count = (views.ndim - 3) // 2
+    order = 1, *range(3 + count, 3 + 2 * count), 2, 0, *range(3, 3 + count)
+    lines = views.permute(order).flatten(0, count).flatten(2).unflatten(0, (groups, -1))
+    height = lines.shape[2] - gap * (size - 1)
+
+    def product(start: int, stop: int, distance: int) -> Tensor:
+        left, right = (lines[:, :, start + by : stop + by].flatten(2) for by in (0, distance))
+        return left @ right.mT
+
+    # Block (i, j) sums line i of one patch times line j: a common sum, and lines at the ends.
+    blocks = {}
+    for step in range(size):
+        last, distance = size - 1 - step, gap * step
+        before = [product(gap * i, gap * (i + 1), distance) for i in range(last)]
+        after = [product(height + gap * i, height + gap * (i + 1), distance) for i in range(last)]
+        common = product(gap * last, height, distance)
+        for i in range(last + 1):  # of lines that follow line i of the kernel
+            block = sum([*before[i:], *after[:i]], common)
+            blocks[i, i + step], blocks[i + step, i] = block, block.mT
+    sizes = inputs.shape[1] // groups, -1  # channels, and places of the kernel within a line
+    pairs = torch.stack([blocks[i, j] for i in range(size) for j in range(size)])
+    pairs = pairs.unflatten(3, sizes).unflatten(2, sizes).unflatten(0, (size, size))
+    whole = pairs.permute(2, 3, 0, 4, 5, 1, 6).flatten(4).flatten(1, 3)
+    return Products(whole if groups > 1 else whole[0])
 
 
 def sum_over_chunks(
@@ -320,23 +374,40 @@ def sum_over_chunks(
     *,
     all_columns: bool = False,
 ) -> Any:
-    """The curvature of chunks of points, added up: gradients at single points are of one chunk.
+    """The curvature of chunks of points, added up; in memory are the passes of one chunk.
 
-    Layers with a record have none, except those with several places if ``all_columns``. Points that
-    require a gradient need all passes at once.
+    Chunks follow from the sizes of what layers return, and from the number of columns if ``of``
+    keeps gradients of all at a time. Points that require a gradient need all passes at once.
     """
     check_network(module)
+    probe, sizes = x[:2].detach(), [0, 0]
+
+    def count(layer: torch.nn.Module, _: Any, output: Any) -> None:
+        size = output.numel() if isinstance(output, Tensor) else 0
+        sizes[0] += size
+        sizes[1] += size * (type(layer) in _SUPPORTED)
+
+    leaves = [layer for layer in module.modules() if not any(layer.children())]
+    handles = [layer.register_forward_hook(count) for layer in leaves]
+    try:
+        with torch.no_grad():
+            outputs = module(probe)
+    finally:
+        for handle in handles:
+            handle.remove()
+    # Outputs and what gradients are computed from, gradients of the layers that are recorded, and
+    # those of other parameters at single points: of all together, or of one layer after another.
     kept_types = (torch.nn.Linear,) if all_columns else _SUPPORTED
-    sizes = [
+    dense = [
         sum(p.numel() for p in layer.parameters(recurse=False) if p.requires_grad)
         for layer in module.modules() if type(layer) not in kept_types
     ]  # fmt: skip
-    with torch.no_grad():
-        columns = module(x[:2].detach())[0].numel()
-    # Of all layers together, or of one after another.
-    numbers = len(x) * columns * (max if all_columns else sum)([0, *sizes])
+    columns = outputs[0].numel()
+    numbers = (2 * sizes[0] + (columns if all_columns else 1) * sizes[1]) / len(probe)
+    numbers += columns * (max if all_columns else sum)([0, *dense])
+    size = numbers * next(module.parameters()).element_size()
     # A point is not alone: others are needed to see that its gradients are its own.
-    chunks = min(math.ceil(numbers / _NUMBERS), len(x) // 2)
+    chunks = min(math.ceil(len(x) * size / _BYTES), len(x) // 2)
     if x.requires_grad or chunks < 2:
         return of(module, x, cotangents)
     points = x.tensor_split(chunks)

@@ -422,13 +422,13 @@ def test_chunks_of_points(name, monkeypatch):
     network, x = made(BLOCKS[name])
     values, sizes = [], []
     network.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
-    for chunk, numbers in ((2**20, 2**24), (1, 2**24), (1, 1)):
+    for chunk, memory in ((2**20, 2**26), (1, 2**26), (1, 1)):
         monkeypatch.setattr(layers, "_CHUNK", chunk)
-        monkeypatch.setattr(layers, "_NUMBERS", numbers)
-        curvature = Kronecker().of(network, x, softmax_columns)
+        monkeypatch.setattr(layers, "_BYTES", memory)
         sizes.clear()
+        curvature = Kronecker().of(network, x, softmax_columns)
+        assert (max(sizes) < len(x)) == (memory == 1)
         diagonal = Diagonal().of(network, x, softmax_columns).diagonal
-        assert (max(sizes) < len(x)) == (numbers == 1)
         factor = curvature.blocks[0]
         values.append((diagonal, factor.inputs.matrix(), factor.count,
                        curvature.log_det_ratio(precisions(network))))  # fmt: skip
