@@ -17,9 +17,8 @@ __all__ = ["NearestNeighbors", "NeighborIndex"]
 # A tree looks at few points where there are few dimensions, and at nearly all where there are many.
 _MOST_DIMENSIONS_OF_A_TREE = 8
 _GROUP = 32  # points of which the nearest one decides whether the others are looked at
-# Points whose neighbours are looked up together, and distances at a time: in a processor's cache.
-_AT_ONCE = {"cpu": (128, 1 << 18), "other": (4096, 1 << 28)}
-_CANDIDATES_AT_ONCE = {"cpu": 1 << 23, "other": 1 << 29}  # coordinates of points that are compared
+_DISTANCES_AT_ONCE = {"cpu": 1 << 25, "other": 1 << 30}
+_POINTS_AT_ONCE = {"cpu": 128, "other": 4096}  # whose distances stay in a processor's cache
 _MOVED = 0.1  # deviation of logarithms of distances from a common factor
 _WATCHED = 64  # points whose distances to their neighbours say how far a metric has moved
 _SAMPLED = 16  # points whose copies are counted
@@ -326,8 +325,8 @@ class NeighborIndex:
             options: Any = {"leafsize": 32, "balanced_tree": False, "compact_nodes": False}
             self._tree = KDTree(points.numpy(), **options)
             points = torch.from_numpy(self._tree.data)
-        # From the centre products lose fewest digits of distances.
         self._points, self._center = points, points.mean(0)
+        self._padded: tuple[Tensor, Tensor] | None = None
 
     def __getitem__(self, index: Tensor) -> Tensor:
         """Points at some places."""
@@ -351,8 +350,8 @@ class NeighborIndex:
             near = torch.from_numpy(near)
             return near if self._rows is None else self._rows[near]
         kind = "cpu" if points.is_cpu else "other"
-        coordinates = k * _GROUP * points.shape[-1]
-        size = max(1, min(_AT_ONCE[kind][0], _CANDIDATES_AT_ONCE[kind] // coordinates))
+        size = _DISTANCES_AT_ONCE[kind] // (self.num_rows + _GROUP)
+        size = max(1, min(_POINTS_AT_ONCE[kind], size))
         limits = None if before is None else before.to(points.device).split(size)
         chunks = [
             self._nearest(chunk, k, None if limits is None else limits[number])
@@ -367,30 +366,29 @@ class NeighborIndex:
         A group of points that has one of the k nearest is among the k groups whose nearest points
         are nearest, so that only points of these are sorted.
         """
-        last = self.num_rows if before is None else max(1, int(before.max()))
-        most = _AT_ONCE["cpu" if points.is_cpu else "other"][1] // len(points)
-        size = max(_GROUP, most // _GROUP * _GROUP)
-        places = torch.arange(last, device=points.device)
-        minima, asked = [], points - self._center
-        for start in range(0, last, size):
-            stop = min(start + size, last)
-            block = self._points[start:stop] - self._center
-            # The norm of the point itself is the same for all of its neighbours.
-            distances = torch.addmm(block.square().sum(-1), asked, block.mT, alpha=-2.0)
-            if before is not None:
-                later = places[start:stop] >= before.unsqueeze(-1)
-                distances.masked_fill_(later, torch.inf)
-            if (stop - start) % _GROUP:
-                padding = 0, (start - stop) % _GROUP
-                distances = torch.nn.functional.pad(distances, padding, value=torch.inf)
-            minima.append(distances.unflatten(-1, (-1, _GROUP)).amin(-1))
-        nearest = torch.cat(minima, -1)
-        groups = nearest.topk(min(k, nearest.shape[-1]), largest=False).indices
+        if self._padded is None:  # to whole groups, by points that are near to none
+            # From the centre products lose fewest digits of distances.
+            whole = torch.nn.functional.pad(
+                self._points - self._center, (0, 0, 0, -self.num_rows % _GROUP)
+            )
+            norms = whole.square().sum(-1)
+            norms[self.num_rows :] = torch.inf
+            self._padded = whole, norms
+        whole, norms = self._padded
+        if before is not None:
+            last = -(-max(1, int(before.max())) // _GROUP) * _GROUP
+            whole, norms = whole[:last], norms[:last]
+        # The norm of the point itself is the same for all of its neighbours.
+        distances = torch.addmm(norms, points - self._center, whole.mT, alpha=-2.0)
+        if before is not None:
+            places = torch.arange(len(whole), device=points.device)
+            distances.masked_fill_(places >= before.unsqueeze(-1), torch.inf)
+        distances = distances.unflatten(-1, (-1, _GROUP))
+        count = min(k, distances.shape[-2])
+        groups = distances.amin(-1).topk(count, largest=False).indices.unsqueeze(-1)
+        distances = distances.gather(-2, groups.expand(-1, -1, _GROUP)).flatten(1)
+        lengths, order = distances.topk(min(k, distances.shape[-1]), largest=False)
         members = torch.arange(_GROUP, device=points.device)
-        candidates = (groups.unsqueeze(-1) * _GROUP + members).flatten(1)
-        differences = self._points[candidates.clamp_max(last - 1)] - points.unsqueeze(-2)
-        limit = last if before is None else before.unsqueeze(-1)
-        lengths = differences.square_().sum(-1).masked_fill_(candidates >= limit, torch.inf)
-        lengths, order = lengths.topk(min(k, lengths.shape[-1]), largest=False)
-        near = candidates.gather(-1, order).masked_fill_(lengths == torch.inf, -1)
+        near = (groups * _GROUP + members).flatten(1).gather(-1, order)
+        near.masked_fill_(lengths == torch.inf, -1)
         return torch.nn.functional.pad(near, (0, k - near.shape[-1]), value=-1)

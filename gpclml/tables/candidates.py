@@ -416,7 +416,7 @@ def fit_candidates(
         options = replace(options, deadline=deadline, first=names[0])
     if n_jobs in (None, 1):
         return _fit_in_turn(names, x, y, options, progress)
-    from joblib import Parallel, delayed
+    from joblib import Parallel, delayed, effective_n_jobs
 
     # Each comes into the list of the one that it starts from.
     chains: list[list[str]] = []
@@ -425,8 +425,10 @@ def fit_candidates(
         chain = next((chain for chain in chains if start in chain), [])
         chains += [] if chain else [chain]
         chain.append(name)
+    # Threads of several processes on the same cores would wait for each other.
+    threads = max(1, torch.get_num_threads() // min(effective_n_jobs(n_jobs), len(chains)))
     runs: Any = Parallel(n_jobs=n_jobs)(
-        delayed(_fit_in_turn)(chain, x, y, options, False, torch.get_num_threads())
+        delayed(_fit_in_turn)(chain, x, y, options, False, threads)
         for chain in chains
     )
     components = {name: component for fits, _ in runs for name, component in fits.items()}
