@@ -428,8 +428,7 @@ def fit_candidates(
     # Threads of several processes on the same cores would wait for each other.
     threads = max(1, torch.get_num_threads() // min(effective_n_jobs(n_jobs), len(chains)))
     runs: Any = Parallel(n_jobs=n_jobs)(
-        delayed(_fit_in_turn)(chain, x, y, options, False, threads)
-        for chain in chains
+        delayed(_fit_in_turn)(chain, x, y, options, False, threads) for chain in chains
     )
     components = {name: component for fits, _ in runs for name, component in fits.items()}
     failures = {name: reason for _, failed in runs for name, reason in failed.items()}
