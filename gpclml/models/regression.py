@@ -608,7 +608,7 @@ class GPRegression(RegressionGP):
         try:
             options = {name: config[name] or given[name] for name in ("kernel", "mean")}
             options = {**config, **options, "likelihood": likelihood}
-            columns, neighbors = options.pop("columns"), options.pop("neighbors", None)
+            columns, neighbors = options.pop("columns"), options.pop("neighbors")
             # Networks are made before their state is loaded, as large as the file asks for.
             widths = [content["train_x"].shape[-1], *options["hidden"]]
             is_deep, asked = str(options["kernel"]).startswith("deep"), 0
