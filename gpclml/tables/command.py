@@ -98,8 +98,10 @@ def _run_options(
     from gpclml.tables.fitting import RunOptions
     from gpclml.tables.recipes import Recipe
 
-    named = (tuple(dict.fromkeys(names or ())) for names in (drop, categories, missing))
-    table = TableOptions(data, target, rows, seed, *named, time_column, decimal)
+    dropped, grouped, absent = (
+        tuple(dict.fromkeys(names or ())) for names in (drop, categories, missing)
+    )
+    table = TableOptions(data, target, rows, seed, dropped, grouped, absent, time_column, decimal)
     recipe = Recipe(model, objective, seed, steps, restarts, time_budget)
     return RunOptions(table, recipe, out, models)
 

@@ -191,10 +191,10 @@ class Column:
         else:
             numbers = numbers_of(column, self.kind)
             missing = np.isnan(numbers) | np.isin(numbers, self.codes)
-            inputs = np.where(missing, np.nan, numbers)[:, None]
+            inputs: NDArray[np.float64] = np.where(missing, np.nan, numbers)[:, None]
             if self.limits is not None:
                 inputs = inputs.clip(*self.limits)
-        return np.column_stack([inputs, missing]) if self.has_missing else inputs
+        return np.column_stack([inputs, missing.astype(float)]) if self.has_missing else inputs
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ class InputEncoding:
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> InputEncoding:
         """What ``asdict`` made of one; a KeyError or TypeError if it is something else."""
-        columns = [
+        columns: list[dict[str, Any]] = [
             {
                 name: tuple(value) if isinstance(value, list) else value
                 for name, value in each.items()

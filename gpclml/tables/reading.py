@@ -13,6 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas
 from pandas.api.types import is_numeric_dtype
@@ -159,7 +160,7 @@ def _column_names(path: Path, text: str, separator: str) -> list[str]:
 
 
 def _are_numbers(texts: Iterable[str]) -> bool:
-    numbers = pandas.to_numeric(pandas.Series(list(texts), dtype=object), errors="coerce")
+    numbers: Any = pandas.to_numeric(pandas.Series(list(texts), dtype=object), errors="coerce")
     return bool(numbers.notna().all())
 
 
