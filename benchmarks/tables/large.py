@@ -186,7 +186,9 @@ def _sections(cells: pandas.DataFrame) -> Iterator[str]:
     for metric, digits in (("rmse", 4), ("nll", 3), ("crps", 4), ("coverage_90", 3)):
         said = "Means over splits; `-`: failed, or not run."
         yield section(metric.upper().replace("_", " "), said, table(_wide(cells, metric, digits)))
-    yield section("Behind the best", _ABOUT_BEHIND, "\n".join(_behind(cells, means)) or "None.")
+    if present & set(OURS):
+        lines = list(_behind(cells, means))
+        yield section("Behind the best", _ABOUT_BEHIND, "\n".join(lines) or "None.")
     if cells["split"].nunique() > 1:
         for metric in ("rmse", "nll"):
             yield section(f"Wins in {metric.upper()}", _ABOUT_WINS, table(win_table(cells, metric)))

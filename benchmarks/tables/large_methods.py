@@ -340,7 +340,7 @@ def _catboost(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
     kept, held = _held_out(len(x), seed)
     model = CatBoostRegressor(
         loss_function="RMSEWithUncertainty", iterations=effort.steps or 5000, depth=8,
-        learning_rate=0.1, random_seed=seed, thread_count=1, verbose=False,
+        learning_rate=0.03, random_seed=seed, thread_count=1, verbose=False,
         allow_writing_files=False,
     )  # fmt: skip
     model.fit(x[kept], y[kept], eval_set=(x[held], y[held]), early_stopping_rounds=200)
