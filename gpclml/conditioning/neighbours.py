@@ -51,8 +51,8 @@ class NearestNeighbors(Conditioning):
             each, if None or if there are no more.
         order: Whether neighbours are among ``"all"`` others, or among the ``"previous"`` points.
         refresh: Number of calls after which neighbours may be looked up in a new metric.
-        seed: Of the random order, 0 if None. With a seed the same batch is held out at each call, so
-            that a fit sees no other points: leave it out, and give the objective a seed.
+        seed: Of the random order, 0 if None. With a seed the same batch is held out at each call,
+            so that a fit sees no other points: leave it out, and give the objective a seed.
 
     Note:
         Neighbours are exact: by SciPy's k-d tree on a CPU in up to eight dimensions, else by the
