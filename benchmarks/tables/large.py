@@ -50,7 +50,7 @@ def split_rows(name: str, split: int, n: int) -> tuple[Array, Array, Array, Arra
     x, y = whole.inputs.numpy(), whole.targets.numpy()
     order = np.random.default_rng(split).permutation(len(x))
     train, test = order[: int(0.9 * len(x))][:n], order[int(0.9 * len(x)) :]
-    x = x[:, x[train].std(0) > 0]
+    x = x[:, np.ptp(x[train], axis=0) > 0]  # a deviation of equal values need not round to zero
     x = (x - x[train].mean(0)) / x[train].std(0)
     y = (y - y[train].mean()) / y[train].std()
     return x[train], y[train], x[test], y[test]
