@@ -17,7 +17,7 @@ __all__ = ["NearestNeighbors", "NeighborIndex"]
 # A tree looks at few points where there are few dimensions, and at nearly all where there are many.
 _MOST_DIMENSIONS_OF_A_TREE = 8
 _GROUP = 32  # points of which the nearest one decides whether the others are looked at
-_DISTANCES_AT_ONCE = {"cpu": 1 << 25, "other": 1 << 30}
+_DISTANCES_AT_ONCE = {"cpu": 1 << 25, "other": 1 << 30}  # entries of a matrix of distances
 _POINTS_AT_ONCE = {"cpu": 128, "other": 4096}  # whose distances stay in a processor's cache
 _MOVED = 0.1  # deviation of logarithms of distances from a common factor
 _WATCHED = 64  # points whose distances to their neighbours say how far a metric has moved

@@ -192,7 +192,7 @@ class StackedGP:
         n, rows, held_out = len(y), None, None
         order = torch.randperm(n, generator=seeded(self.seed)).to(x.device)
         if n > self.exact_rows:
-            held_out = order[: min(_MOST_HELD_OUT, n // 20)].sort().values
+            held_out = order[: min(_MOST_HELD_OUT, max(LEAST_ROWS, n // 20))].sort().values
             default = DEFAULT_MANY_ROWS_CANDIDATES
         else:
             rows = order[: self.fit_rows].sort().values if n > self.fit_rows else None
