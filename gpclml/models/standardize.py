@@ -10,6 +10,8 @@ from gpclml.errors import ArgumentError, ShapeError
 
 __all__ = ["Standardizer"]
 
+_AT_ONCE = 1 << 20  # numbers; of more, column by column, since there are several copies of them
+
 
 class Standardizer(torch.nn.Module):
     r"""The affine change of units :math:`z = (v - \text{offset}) / \text{scale}`.
@@ -55,6 +57,11 @@ class Standardizer(torch.nn.Module):
         """
         if not -values.ndim <= dim < values.ndim:
             raise ArgumentError("dim", dim, f"a dimension of values, {tuple(values.shape)}")
+        columns = values.shape[-1] if dim % values.ndim < values.ndim - 1 else 1
+        if columns > 1 and values.numel() > _AT_ONCE:
+            fits = [cls.fit(column, dim) for column in values.split(1, -1)]
+            offsets, scales = ([getattr(fit, name) for fit in fits] for name in ("offset", "scale"))
+            return cls(torch.cat(offsets, -1), torch.cat(scales, -1))
         data = values.detach().to(torch.float64)
         observed = ~torch.isnan(data)
         count = observed.sum(dim, keepdim=True)

@@ -6,7 +6,9 @@ from gpclml.models import Standardizer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("shape", "dim"), [((50, 3), -2), ((4, 50, 3), -2), ((50,), -1)])
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((50, 3), -2), ((4, 50, 3), -2), ((300_000, 4), -2), ((50,), -1)]
+)
 def test_mean_zero_and_deviation_one(shape, dim, dtype):
     values = 5 + 3 * torch.randn(shape, dtype=dtype)
     standardizer = Standardizer.fit(values, dim)
