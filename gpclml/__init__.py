@@ -1,4 +1,7 @@
-"""Kernel learning on GPyTorch: conditional marginal likelihoods and others as objectives.
+"""Kernel learning on GPyTorch: marginal likelihoods and their neighbours as objectives.
+
+The marginal likelihood, the conditional marginal likelihood and their neighbours replace one
+another in one line.
 
 The names that most programs use are offered here and imported when they are first asked for, so
 that ``import gpclml`` itself imports nothing. Everything else is in the packages:

@@ -18,6 +18,7 @@ import typer
 from typer import Option
 
 from benchmarks import data
+from benchmarks._figures import bare, new_figure, save_figure
 from benchmarks._options import check_known, check_positive, names
 from benchmarks._tables import section, table
 from benchmarks.speed.timing import highest_resident, start_of_peak
@@ -26,7 +27,7 @@ from benchmarks.tables.large_methods import LARGE_METHODS, OURS, Effort
 from benchmarks.tables.peers import missing
 from benchmarks.tables.report import case_means, standing, win_table
 from benchmarks.tables.scores import METRICS, Array, score
-from gpclml.errors import ArgumentError
+from gpclml.errors import ArgumentError, DataError
 
 __all__ = ["LARGE", "TABLES", "make_large_grid", "measure", "run_large_cell", "split_rows"]
 
@@ -245,6 +246,57 @@ def _behind(cells: pandas.DataFrame, means: Mapping[str, pandas.DataFrame]) -> I
                 yield f"- {method}, {metric.upper()}: {', '.join(told)}"
 
 
+_LABELS = {
+    "regressor": "gpclml.Regressor", "deep-neighbors": "deep GP kernel given neighbours",
+    "neighbors-64": "GP given 64 neighbours", "neighbors-256": "GP given 256 neighbours",
+    "subset": "GP of 5,000 rows", "svgp-512": "SVGP 512", "svgp-1024": "SVGP 1024",
+    "svgp-deep": "SVGP, deep kernel", "vnngp": "VNNGP", "gpboost": "GPBoost", "muygps": "MuyGPyS",
+    "lightgbm": "LightGBM", "catboost": "CatBoost", "network": "tuned network",
+    "ensemble": "five networks",
+}  # fmt: skip
+_SHOWN = "kin40k"
+
+
+def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
+    """Draws error and log density of kin40k's test rows against seconds, a point for each method.
+
+    Args:
+        cells: Finished cells.
+        path: The image file.
+
+    Raises:
+        DataError: The file cannot be written, or there are no cells of kin40k.
+    """
+    shown = cells[(cells["table"] == _SHOWN) & cells["method"].isin(_LABELS)]
+    shown = shown[shown["failure"] == ""]
+    if shown.empty:
+        raise DataError(f"The figure needs cells of {_SHOWN}. Run them, or leave it out.")
+    means = shown.assign(cpu=shown["fit_cpu"] + shown["predict_cpu"]).groupby("method")
+    means = means[["cpu", "rmse", "nll"]].mean()
+    figure = new_figure(9.6, 4.2, layout="constrained")
+    panels: Any = figure.subplots(1, 2)
+    for axes, metric, label in zip(
+        panels, ("rmse", "nll"), ("test RMSE", "test negative log density"), strict=True
+    ):
+        for method, row in means.iterrows():
+            color = _OUR_COLOR if method in OURS else _PEERS_COLOR
+            axes.plot(row["cpu"], row[metric], "o" if method in OURS else "s", color=color)
+            axes.annotate(
+                _LABELS[str(method)], (row["cpu"], row[metric]), xytext=(5, 3),
+                textcoords="offset points", fontsize=9, color=color,
+            )  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_xlabel("processor seconds of fitting and predicting")
+        axes.set_title(label, loc="left", fontsize=10)
+        axes.margins(x=0.25, y=0.08)
+        bare(axes)
+    panels[0].set_yscale("log")
+    save_figure(figure, path)
+
+
+_OUR_COLOR, _PEERS_COLOR = "#0072b2", "#5f5f5f"  # told apart by all eyes, and by their shapes
+
+
 LARGE = Study(
     name="tables large",
     about="This library's models of tables of tens of thousands of rows, beside other methods.",
@@ -258,5 +310,8 @@ LARGE = Study(
     needed=("table", "split", "method", "failure", "coverage_90", *METRICS),
     label="{table} split {split} {method}",
     tables=_sections,
+    figure=draw_figure,
+    caption="kin40k, 36,000 training rows: error and negative log density of new rows against the "
+    "seconds of one processor core; the lower the better.",
     apart=("method", "table", "split", "n", "effort", "steps", "limit"),
 )

@@ -119,8 +119,9 @@ def _neighbors(kernel: str, given: int, x: Array, y: Array, seed: int, effort: E
     inputs, targets = torch.tensor(x).float(), torch.tensor(y).float()
     options = {"hidden": (256, 256), "num_features": x.shape[1], "seed": seed}
     model = GPRegression(inputs, targets, kernel, **options)
-    strategy = NearestNeighbors(seed=seed)
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy)
+    mll = ConditionalMarginalLogLikelihood(
+        model.likelihood, model, NearestNeighbors(), seed=seed
+    )
     steps, rates = (1500, {"final_lr": 1e-3, "network_lr": 2e-3}) if kernel == "deep" else (300, {})
     fit_mll(mll, "adam", steps=effort.steps or steps, lr=0.1, progress=False, **rates)
     return _in_chunks(lambda rows: model.predict(rows, neighbors=given))

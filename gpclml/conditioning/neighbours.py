@@ -51,8 +51,8 @@ class NearestNeighbors(Conditioning):
             each, if None or if there are no more.
         order: Whether neighbours are among ``"all"`` others, or among the ``"previous"`` points.
         refresh: Number of calls after which neighbours may be looked up in a new metric.
-        seed: Of the random order, 0 if None. With a seed the same batch is held out at each call,
-            so that a fit sees no other points: leave it out, and give the objective a seed.
+        seed: Of the random order, 0 if None. Other than with other strategies each call still draws
+            another batch, from the generator of the objective: a fit is to see all points.
 
     Note:
         Neighbours are exact: by SciPy's k-d tree on a CPU in up to eight dimensions, else by the
@@ -92,6 +92,11 @@ class NearestNeighbors(Conditioning):
         self._calls = 0
 
     @property
+    def redraws(self) -> bool:
+        """Whether each call holds out other points: always, since a batch is only a sample."""
+        return True
+
+    @property
     def needs_points(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the next call may look up neighbours in a new metric."""
         return self._neighbors is None or self._calls % self.refresh == 0
@@ -107,7 +112,7 @@ class NearestNeighbors(Conditioning):
 
         Args:
             num_data: Number of data rows.
-            generator: See :class:`Conditioning`.
+            generator: Draws the batch; without one the seed does.
             observed: See :class:`Conditioning`.
             points: In the metric of the kernel; needed where ``needs_points``. Or a function that
                 gives those of some rows, or of all for None.
@@ -116,7 +121,8 @@ class NearestNeighbors(Conditioning):
             Held-out points ``(b, 1)``, and the rows that each is conditioned on, ``(b, k)``,
             nearest first; -1 where there are fewer, as for the first of an order.
         """
-        generator = self.generator(generator)
+        by_seed = self.generator(generator)
+        generator = by_seed if generator is None else generator
         if points is not None:
             self._look_up(num_data, observed, points)
         neighbors = self._neighbors

@@ -19,7 +19,9 @@ from gpclml._utils.extras import needs_extra
 from gpclml.tables.terminal import errors_as_text, tell
 
 _HELP = (
-    "Gaussian processes for a table: compare models, fit one, predict with it. Tables are CSV "
+    "Kernel learning on GPyTorch: the marginal likelihood, the conditional marginal likelihood and "
+    "their neighbours as objectives that replace one another in one line. Here Gaussian processes "
+    "for a table: compare models, fit one, predict with it. Tables are CSV "
     "(with comma, semicolon, tab or bar as separator) or Parquet. Exit codes: 0 success, 2 wrong "
     "input, 3 a computation failed, 1 a file could not be written or memory ran out, 130 Ctrl-C."
 )

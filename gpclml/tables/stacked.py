@@ -43,6 +43,7 @@ LEAST_ROWS = 5
 _KIND = "gpclml.StackedGP"
 _FIT_ROWS = 2000
 _EXACT_ROWS = 5000
+_LEAST_WEIGHT = 0.01  # of a component that predicts given neighbours
 _MOST_HELD_OUT = 2000  # rows, which tell scale, tails and weights to a few percent
 
 
@@ -253,12 +254,13 @@ class StackedGP:
             self._moments(x)  # says what is wrong with them
         # A column of weight, degrees of freedom and tail variance for each component.
         weights, degrees, tails = torch.tensor([
-            (c.weight, c.calibration.degrees, c.calibration.tail_variance) for c in self.components
+            (c.weight, c.calibration.degrees, c.calibration.tail_variance) for c in self._predictors
         ], dtype=torch.float64).to(x).T  # fmt: skip
+        weights = weights / weights.sum()
         locations, scales = averaged(
             self._moments, x, train_x, self._categories, tails[:, None], self.seed
         )
-        warps = [component.warp for component in self.components]
+        warps = [component.warp for component in self._predictors]
         return StackedPrediction(weights, locations, scales, degrees, warps, counts=self.counts)
 
     def unknown_inputs(self, x: Tensor) -> Tensor:
@@ -272,9 +274,14 @@ class StackedGP:
         """
         return unknown_inputs(x, self._check_fitted(), self._categories)
 
+    @property
+    def _predictors(self) -> list[Component]:
+        """The components that predict: of many rows those that are worth their time."""
+        return [c for c in self.components if c.neighbors is None or c.weight >= _LEAST_WEIGHT]
+
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Locations and scales of the components at points, ``(K, m)`` each."""
-        moments = [component.predict(x) for component in self.components]
+        moments = [component.predict(x) for component in self._predictors]
         locations, scales = zip(*moments, strict=True)
         return torch.stack(locations), torch.stack(scales)
 

@@ -88,11 +88,14 @@ def test_an_index_agrees_with_all_distances(d):
     assert torch.equal(near, torch.cdist(points[:150], points).topk(40, largest=False).indices)
 
 
-def test_a_copy_has_its_own_neighbours_and_a_seed_its_own_draws():
+def test_a_copy_has_its_own_neighbours_and_a_generator_draws_batches():
     points = torch.rand(30, 2, generator=torch.Generator().manual_seed(0))
     strategy = NearestNeighbors(k=2, batch=5, seed=4)
     first, again = (strategy.split(30, points=points) for _ in range(2))
     assert torch.equal(first.held_out[0], again.held_out[0])
+    generator = torch.Generator().manual_seed(0)
+    drawn = [strategy.split(30, generator, points=points).held_out[0] for _ in range(9)]
+    assert len(torch.cat(drawn).unique()) > 15  # a seed does not hide the other points from a fit
     copied = copy.deepcopy(strategy)
     assert copied.needs_points
     assert repr(copied) == repr(strategy)
