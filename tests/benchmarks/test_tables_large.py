@@ -16,7 +16,7 @@ from benchmarks.tables.large import LARGE, TABLES, make_large_grid, run_large_ce
 from benchmarks.tables.large_methods import LARGE_METHODS, OURS, Effort, LargeMethod
 from benchmarks.tables.peers import missing
 from benchmarks.tables.scores import METRICS
-from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.errors import ArgumentError, DataError, UnknownNameError
 
 COSTS = {"seconds", "fit_seconds", "fit_cpu", "predict_seconds", "predict_cpu", "GiB"}
 FEW = Effort(seconds=1e9, steps=3)  # the steps end it, on any machine
@@ -133,6 +133,14 @@ def test_the_report_says_where_others_are_better():
         "- neighbors-64, NLL: pol (0.000; catboost -0.200), power (nan; catboost 1.000)",
     ]
     assert "| power | 0 | neighbors-64 | ValueError: why |" in report
+
+
+def test_the_figure_is_of_kin40k(tmp_path):
+    scores = {("kin40k", "regressor"): (0.02, -2.9), ("kin40k", "svgp-512"): (0.2, -0.1)}
+    large.draw_figure(made_cells(scores), tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+    with pytest.raises(DataError, match="needs cells of kin40k"):
+        large.draw_figure(made_cells({("pol", "regressor"): (0.02, -2.9)}), tmp_path / "b.png")
 
 
 @pytest.mark.data
