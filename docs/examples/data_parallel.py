@@ -2,7 +2,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from gpclml.conditioning import RandomHoldout
+from gpclml.conditioning import NearestNeighbors
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
@@ -19,15 +19,15 @@ if dist.is_torchelastic_launched():  # by torchrun; without it there is one proc
     dist.init_process_group("gloo")
 rank = dist.get_rank() if dist.is_initialized() else 0
 generator = torch.Generator().manual_seed(0)  # the same data in every process
-x = torch.rand(200, 3, generator=generator)
-y = (6 * x).sin().sum(-1) + 0.3 * torch.randn(200, generator=generator)
-model = GPRegression(x, y, "deep_bottleneck", seed=0)  # and the same start
-# Each process holds out points of its own.
-mll = ConditionalMarginalLogLikelihood(model.likelihood, model, RandomHoldout(0.1), seed=rank)
+x = torch.rand(2000, 3, generator=generator)
+y = (6 * x).sin().sum(-1) + 0.3 * torch.randn(2000, generator=generator)
+model = GPRegression(x, y, "deep_joint", seed=0)  # and the same start
+# Each process draws batches of its own.
+mll = ConditionalMarginalLogLikelihood(model.likelihood, model, NearestNeighbors(), seed=rank)
 optimizer = torch.optim.Adam(mll.parameters(), lr=0.02)
 for step in range(60):
     optimizer.zero_grad()
-    objective = mll(model(*model.train_inputs), model.train_targets)
+    objective = mll.redrawn_objective()  # of a batch and its neighbours alone
     (-objective).backward()
     objective = objective.detach()
     average([objective, *(parameter.grad for parameter in mll.parameters())])
