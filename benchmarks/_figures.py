@@ -12,8 +12,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["bare", "legend_above", "new_figure", "save_figure"]
+__all__ = ["MARKERS", "PALETTE", "bare", "legend_above", "new_figure", "save_figure"]
 
+# Okabe and Ito's and two of Tol's, which colour-blind readers tell apart too. The first is for what
+# is ours.
+PALETTE = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999933",
+    "#882255",
+)  # fmt: skip
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DOTS_AN_INCH = 150
 
 
@@ -28,7 +35,13 @@ def new_figure(width: float, height: float, **options: Any) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), **options)
+    class PaletteFigure(Figure):
+        def add_subplot(self, *args: Any, **kwargs: Any) -> Any:
+            axes = super().add_subplot(*args, **kwargs)
+            axes.set_prop_cycle(color=PALETTE)
+            return axes
+
+    figure = PaletteFigure(figsize=(width, height), **options)
     FigureCanvasAgg(figure)
     return figure
 
@@ -47,8 +60,25 @@ def legend_above(
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], **style) for style in styles.values()]
-    labels = [", ".join(names) for names in styles]
+    labels = [", ".join(map(_in_words, names)) for names in styles]
     figure.legend(lines, labels, loc="outside upper center", ncols=columns, frameon=False)
+
+
+_WORDS = {
+    "lml": "LML", "clml": "CLML", "loo": "leave-one-out", "rbf": "RBF", "matern": "Matern",
+    "rq": "rational quadratic", "sm": "spectral mixture", "single-task": "SingleTaskGP",
+    "deep": "deep kernel", "deep-bottleneck": "deep kernel (bottleneck)",
+}  # fmt: skip
+
+
+def _in_words(label: str) -> str:
+    """A label of kernel or objective as people say it: ``clml held_out=0.2`` is CLML, m = 0.8 n."""
+    name, *options = label.split()
+    said = [
+        f"m = {1 - float(value):.2g} n" if key == "held_out" else f"{key} {value}"
+        for key, _, value in (option.partition("=") for option in options)
+    ]
+    return ", ".join([_WORDS.get(name, name), *said])
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:

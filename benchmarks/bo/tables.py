@@ -9,7 +9,7 @@ import numpy
 import pandas
 from matplotlib.axes import Axes
 
-from benchmarks._figures import bare, legend_above, new_figure, save_figure
+from benchmarks._figures import PALETTE, bare, legend_above, new_figure, save_figure
 from benchmarks.uci import tables
 from benchmarks.uci.tables import CELL, difference_table, mean_table, ordered_objectives, wide
 
@@ -99,7 +99,6 @@ def _named(table: pandas.DataFrame) -> pandas.DataFrame:
     return table.rename_axis(index=["iterations", "surrogate", "objective"])
 
 
-_COLORS = ("tab:blue", "tab:orange", "tab:green", "tab:red")  # of objectives
 _STYLES = ("-", "--", ":", "-.")  # of surrogates
 
 Styles = dict[tuple[str, str], dict[str, Any]]
@@ -141,7 +140,7 @@ def _styles(cells: pandas.DataFrame) -> Styles:
     return {
         (surrogate, objective): {"linestyle": style, "color": color}
         for surrogate, style in zip(surrogates, _STYLES, strict=False)
-        for objective, color in zip(ordered_objectives(cells["objective"]), _COLORS, strict=False)
+        for objective, color in zip(ordered_objectives(cells["objective"]), PALETTE, strict=False)
         if (surrogate, objective) in present
     }
 

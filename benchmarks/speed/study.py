@@ -348,7 +348,7 @@ def draw_costs(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
         label = "milliseconds a gradient step" if column == "ms" else "peak memory, GiB"
         axes.set_ylabel(label)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8, frameon=False)
+        axes.legend(fontsize=9, frameon=False)
     save_figure(figure, path)
 
 

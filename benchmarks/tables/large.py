@@ -18,7 +18,7 @@ import typer
 from typer import Option
 
 from benchmarks import data
-from benchmarks._figures import bare, new_figure, save_figure
+from benchmarks._figures import PALETTE, bare, new_figure, save_figure
 from benchmarks._options import check_known, check_positive, names
 from benchmarks._tables import section, table
 from benchmarks.speed.timing import highest_resident, start_of_peak
@@ -294,7 +294,7 @@ def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
     save_figure(figure, path)
 
 
-_OUR_COLOR, _PEERS_COLOR = "#0072b2", "#5f5f5f"  # told apart by all eyes, and by their shapes
+_OUR_COLOR, _PEERS_COLOR = PALETTE[0], "#5f5f5f"
 
 
 LARGE = Study(

@@ -11,7 +11,7 @@ import numpy as np
 import pandas
 from scipy.stats import norm, t
 
-from benchmarks._figures import bare, new_figure, save_figure
+from benchmarks._figures import MARKERS, PALETTE, bare, new_figure, save_figure
 from benchmarks._tables import section, table, with_error
 from benchmarks.tables.candidates import CANDIDATES, CRITERIA
 from benchmarks.tables.cells import DEVELOPMENT, JUDGED, METHODS
@@ -286,20 +286,32 @@ def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
     names = [f"by {name}" for name in _CURVES]
     names += ["always rbf", "always matern"]
     names += [name for name in results if name in METHODS and name not in PEERS]
-    figure = new_figure(6.4, 4.4, layout="constrained")
+    figure = new_figure(9.0, 4.4, layout="constrained")
     axes: Any = figure.subplots()
-    for index, name in enumerate(name for name in names if name in results):
+    shown = [name for name in names if name in results]
+    # The mixture first, in the colour that is for what is ours.
+    for index, name in enumerate(sorted(shown, key=lambda name: name != "stack")):
         means = _median_over_tables(results[name], sizes)
-        style = "-" if name.startswith("by") else "--" if name.startswith("always") else ":"
-        axes.plot(means.index, means, style, marker="o", color=f"C{index}", label=name)
+        axes.plot(
+            means.index, means, "-" if name.startswith("by") else "--", marker=MARKERS[index],
+            color=PALETTE[index % len(PALETTE)], label=_DRAWN.get(name, name),
+        )  # fmt: skip
     axes.set_xscale("log")
     axes.set_xticks(sorted(set(sizes)), [str(size) for size in sorted(set(sizes))])
     axes.set_xlabel("training rows n")
     axes.set_ylabel("NLL less the best candidate's, median of tables")
     axes.minorticks_off()
     bare(axes)
-    figure.legend(loc="outside upper center", ncols=4, frameon=False)
+    figure.legend(loc="outside right upper", frameon=False)
     save_figure(figure, path)
+
+
+_DRAWN = {
+    "by lml": "chosen by LML", "by bic": "chosen by BIC", "by loo": "chosen by leave-one-out",
+    "by clml_80": "chosen by CLML, m = .8 n", "by-folds": "chosen by refits of five folds",
+    "always rbf": "always RBF", "always matern": "always Matern",
+    "loo-stack": "plain mixture of models", "stack": "calibrated mixture (Regressor)",
+}  # fmt: skip
 
 
 def _median_over_tables(values: pandas.Series, sizes: Any) -> pandas.Series:

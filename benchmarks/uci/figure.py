@@ -9,14 +9,13 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from benchmarks._figures import bare, legend_above, new_figure, save_figure
+from benchmarks._figures import PALETTE, bare, legend_above, new_figure, save_figure
 from benchmarks.uci.tables import means, ordered_objectives
 
 __all__ = ["draw_figure"]
 
+_MOST_COLUMNS = 3
 _ROWS = {"rmse": "RMSE (sd of targets)", "nll": "NLL (nats per point)"}
-# Okabe and Ito's palette, told apart by colour-blind readers too.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STYLES = (
     ("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"),
     ((0, (5, 1, 1, 1, 1, 1)), "v"), ((0, (1, 3)), "P"),
@@ -38,17 +37,23 @@ def draw_figure(done: pandas.DataFrame, path: str | os.PathLike) -> None:
     """
     sets = sorted(done["dataset"].unique())
     styles = _styles(done)
-    figure = new_figure(1.2 + max(2.7 * len(sets), 4.2), 6.4, layout="constrained")
-    grid: Any = figure.subplots(len(_ROWS), len(sets), squeeze=False)
-    for row, (metric, label) in zip(grid, _ROWS.items(), strict=True):
-        for axes, name in zip(row, sets, strict=True):
+    width, height = min(_MOST_COLUMNS, len(sets)), len(_ROWS) * -(-len(sets) // _MOST_COLUMNS)
+    figure = new_figure(1.2 + max(2.7 * width, 5.4), 0.8 + 2.8 * height, layout="constrained")
+    grid: Any = figure.subplots(height, width, squeeze=False)
+    for index, name in enumerate(sets):
+        row, column = divmod(index, width)
+        for axes, (metric, label) in zip(
+            grid[len(_ROWS) * row :, column], _ROWS.items(), strict=False
+        ):
             _draw_panel(axes, done[done["dataset"] == name], metric, styles)
-        row[0].set_ylabel(label)
-    for column, name in enumerate(sets):
-        grid[0][column].set_title(name)
-        grid[-1][column].set_xlabel("training rows n")
+            if column == 0:
+                axes.set_ylabel(label)
+        grid[len(_ROWS) * row][column].set_title(name)
+        grid[len(_ROWS) * (row + 1) - 1][column].set_xlabel("training rows n")
+    for axes in grid.flat:
+        axes.set_visible(axes.has_data())
     sized = {names: {"markersize": 5, **style} for names, style in styles.items()}
-    legend_above(figure, sized, columns=min(len(styles), 1 + len(sets)))
+    legend_above(figure, sized, columns=2)
     save_figure(figure, path)
 
 
@@ -61,7 +66,7 @@ def _styles(done: pandas.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
     for i, kernel in enumerate(kernels):
         for j, objective in enumerate(objectives):
             if (kernel, objective) in present:
-                color = _COLORS[i % len(_COLORS)]
+                color = PALETTE[i % len(PALETTE)]
                 style, marker = _STYLES[j % len(_STYLES)]
                 # Hollow from the second objective on: told apart without a line too.
                 face = color if j == 0 else "white"
@@ -79,14 +84,14 @@ def _draw_panel(
         chosen = (table["kernel_label"] == key[0]) & (table["objective_label"] == key[1])
         line = table[chosen]
         # Side by side, so that no bar hides another.
-        shift = 1.04 ** (order - (len(styles) - 1) / 2)
+        shift = 0.008 * table["n"].max() * (order - (len(styles) - 1) / 2)
         axes.errorbar(
-            line["n"] * shift, line["mean"], yerr=line["se"].fillna(0.0),
+            line["n"] + shift, line["mean"], yerr=line["se"].fillna(0.0),
             markersize=5, linewidth=1.3, elinewidth=1, capsize=2, **style,
         )  # fmt: skip
     sizes = sorted(int(n) for n in cells["n"].unique())
-    # Sizes differ by factors.
-    axes.set_xscale("log")
+    if sizes[-1] > 10 * sizes[0]:
+        axes.set_xscale("log")
     axes.set_xticks(sizes, [str(n) for n in sizes])
     axes.xaxis.set_minor_locator(NullLocator())
     # What is low is kept apart where something else is far higher.
