@@ -192,7 +192,7 @@ def plot_learning_curves(
         panel.axvline(max(compared.m, 1), linestyle=":", **GUIDE | {"linewidth": 1})
     above.text(
         max(compared.m, 1), 0.03, f"m = {compared.m} ", transform=above.get_xaxis_transform(),
-        ha="right", fontsize="small", color="gray",
+        ha="right", fontsize=9, color="gray",
     )  # fmt: skip
     _legend_below(below, above)
     return panels
@@ -433,5 +433,5 @@ def _legend_below(axes: Axes, labelled: Axes) -> None:
     if labels:
         axes.legend(
             handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False,
-            fontsize="small", ncols=min(len(labels), 3),
+            fontsize=9, ncols=min(len(labels), 3),
         )  # fmt: skip

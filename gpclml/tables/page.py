@@ -321,7 +321,7 @@ def figure_of_test_rows(targets: Tensor, scores: PredictionScores) -> str:
                     label=label, zorder=3,
                 )  # fmt: skip
         axes.set(xlabel="prediction", ylabel="true value")
-        axes.legend(loc="upper left", frameon=False, fontsize="small")
+        axes.legend(loc="upper left", frameon=False, fontsize=9)
 
     return _drawn(draw, 1, 4.2)
 
