@@ -194,85 +194,35 @@ def training_metric(model: ExactGP, rows: Tensor | None = None, inside: bool = F
     return result
 
 
-@posterior_settings()
-@torch.no_grad()
-def posterior_given_neighbors(
-    model: ExactGP, x: Tensor, neighbors: int, progress: bool | None = None
-) -> PosteriorNormal:
-    """The latent marginals at new points, each given its nearest training points.
-
-    Memory is linear in the number of training points, and the time of a point is ``neighbors³``.
-
-    Args:
-        model: A model in eval mode, with training data.
-        x: New points, ``(m, d)``.
-        neighbors: Number of training points that each is conditioned on.
-        progress: Whether to show a bar.
-
-    Returns:
-        In training units, with a diagonal covariance.
-    """
-    data, train_x = training_observations(model), cast(Any, model.train_inputs)[0]
-    noise, residual, rows = _noise(data), data.residual, None
-    noise = cast(Any, noise).noise if isinstance(noise, torch.nn.Module) else noise
-    noise = noise.expand(residual.shape)
-    if data.missing is not None:
-        rows = (~data.missing).nonzero().squeeze(-1)
-        noise, residual = noise[rows], residual[rows]
-    del data  # and the inputs that the kernel was called on
-    inside = None
-    if _prior(model, train_x[:1])[1].has_features:
-        inside = training_metric(model, inside=True)
-    metric = training_metric(model, rows)
-    sites = find_copies(metric, neighbors)
-    if sites is not None:  # all that copies of a point say is their mean
-        sites = sites.to(x.device)
-        total = torch.zeros(int(sites.max()) + 1, dtype=torch.float64, device=x.device)
-        precision = total.index_add(0, sites, 1 / noise.double())
-        residual = total.index_add(0, sites, residual.double() / noise) / precision
-        noise, places = 1 / precision, torch.arange(len(sites), device=x.device)
-        places = total.long().index_copy(0, sites, places)
-        rows, metric = places if rows is None else rows[places], metric[places]
-    index = NeighborIndex(metric)
-    del metric
-    neighbors = min(neighbors, index.num_rows)
-    size = max(1, _ENTRIES_AT_ONCE["cpu" if x.is_cpu else "other"] // neighbors**2)
-    means, shifts, variances = [], [], []
-    chunks = environment.progress_bar(
-        x.split(_LOOKED_UP_AT_ONCE), progress=progress, desc="predict", leave=False
-    )
-    for chunk in chunks:
-        mean, kernel = _prior(model, chunk)
-        means.append(mean)
-        places = index.nearest(kernel.metric(), neighbors).to(x.device)
-        for near, new in zip(places.split(size), kernel.points.split(size), strict=True):
-            used = (near if rows is None else rows[near]).flatten()
-            given = _prior(model, train_x[used])[1].points if inside is None else inside[used]
-            given, asked = given.double().unflatten(0, near.shape), new.double().unsqueeze(-2)
-            block = kernel.covariance(given, noise[near]).predictor(residual[near].double())
-            block = block.given(kernel.matrix(given, asked).double())
-            variance = kernel.matrix(asked).double().flatten()
-            shifts.append(block.shift.flatten())
-            variances.append(above_rounding(variance - block.reduction.flatten(), variance))
-    mean = torch.cat(means) + torch.cat(shifts).to(x)
-    return PosteriorNormal(mean, DiagLinearOperator(torch.cat(variances).to(x)))
-
-
 _MOST_TRIED = 512  # neighbours, where predictions take seconds for a thousand points
 _JUDGED = 256  # training rows that decide how many neighbours are enough
 _LEAST_GAIN = 0.01  # nats
 _FLOOR = -5.0  # nats: no row that a model is far too sure of decides
+_COPIES = 4  # a point with another like it is one of many copies
 _MOST_JOINT = 32  # points that are predicted together
 
 
 @dataclass
 class _TrainingNeighbors:
-    """Where the training points of a model are in its metric, as long as model and data stay."""
+    """Where the training points of a model are in its metric, as long as model and data stay.
+
+    Attributes:
+        points: In the metric, ``(n, q)``.
+        index: Of the rows that have a target.
+        inside: What the kernel within features is called on, ``(n, q)``; None without features.
+        sites: Where many points have copies, for each row with a target the number of its point.
+        alone: Of the first row at each point; ``index`` where few have copies.
+        firsts: These rows.
+    """
 
     state: tuple[str, int, int]
     data: tuple[Tensor, Tensor]
     points: Tensor
     index: NeighborIndex
+    inside: Tensor | None
+    sites: Tensor | None
+    alone: NeighborIndex
+    firsts: Tensor | None
     enough: int | None = None
 
 
@@ -287,11 +237,84 @@ def _training_neighbors(model: ExactGP) -> _TrainingNeighbors:
     kept = _KEPT.get(model)
     same = kept is not None and all(a is b for a, b in zip(kept.data, data, strict=True))
     if kept is None or not same or kept.state != state:
-        seen = training_observations(model)
-        rows = None if seen.missing is None else (~seen.missing).nonzero().squeeze(-1).cpu()
-        points = seen.metric()
-        kept = _KEPT[model] = _TrainingNeighbors(state, data, points, NeighborIndex(points, rows))
+        missing = training_observations(model).missing
+        rows = None if missing is None else (~missing).nonzero().squeeze(-1).cpu()
+        has_features = _prior(model, data[0][:1])[1].has_features
+        inside = training_metric(model, inside=True) if has_features else None
+        points = training_metric(model)
+        index = alone = NeighborIndex(points, rows)
+        observed_points = points if rows is None else points[rows.to(points.device)]
+        sites, firsts = find_copies(observed_points, _COPIES), None
+        if sites is not None:
+            observed = torch.arange(len(points)) if rows is None else rows
+            last_first = sites.flip(0), observed.flip(0)  # of equal ones the last is kept
+            firsts = observed.new_zeros(int(sites.max()) + 1).index_copy(0, *last_first)
+            alone = NeighborIndex(points, firsts)
+        kept = _TrainingNeighbors(state, data, points, index, inside, sites, alone, firsts)
+        _KEPT[model] = kept
     return kept
+
+
+@posterior_settings()
+@torch.no_grad()
+def posterior_given_neighbors(
+    model: ExactGP, x: Tensor, neighbors: int, progress: bool | None = None
+) -> PosteriorNormal:
+    """The latent marginals at new points, each given its nearest training points.
+
+    Memory is linear in the number of training points, and the time of a point is ``neighbors³``.
+    Where the training points are in the metric is kept until parameters or data change.
+
+    Args:
+        model: A model in eval mode, with training data.
+        x: New points, ``(m, d)``.
+        neighbors: Number of training points that each is conditioned on.
+        progress: Whether to show a bar.
+
+    Returns:
+        In training units, with a diagonal covariance.
+    """
+    kept, train_x = _training_neighbors(model), cast(Any, model.train_inputs)[0]
+    noise, residual = _noise_and_residual(model, kept)
+    neighbors = min(neighbors, kept.alone.num_rows)
+    size = max(1, _ENTRIES_AT_ONCE["cpu" if x.is_cpu else "other"] // neighbors**2)
+    means, shifts, variances = [], [], []
+    chunks = environment.progress_bar(
+        x.split(_LOOKED_UP_AT_ONCE), progress=progress, desc="predict", leave=False
+    )
+    for chunk in chunks:
+        mean, kernel = _prior(model, chunk)
+        means.append(mean)
+        rows = kept.alone.nearest(kernel.metric(), neighbors).to(x.device)
+        for near, new in zip(rows.split(size), kernel.points.split(size), strict=True):
+            used, inside = near.flatten(), kept.inside
+            given = _prior(model, train_x[used])[1].points if inside is None else inside[used]
+            given, asked = given.double().unflatten(0, near.shape), new.double().unsqueeze(-2)
+            block = kernel.covariance(given, noise[near]).predictor(residual[near].double())
+            block = block.given(kernel.matrix(given, asked).double())
+            variance = kernel.matrix(asked).double().flatten()
+            shifts.append(block.shift.flatten())
+            variances.append(above_rounding(variance - block.reduction.flatten(), variance))
+    mean = torch.cat(means) + torch.cat(shifts).to(x)
+    return PosteriorNormal(mean, DiagLinearOperator(torch.cat(variances).to(x)))
+
+
+def _noise_and_residual(model: ExactGP, kept: _TrainingNeighbors) -> tuple[Tensor, Tensor]:
+    """Of each row, ``(n,)``; in the first row of a point those of the mean of all of its copies."""
+    data = training_observations(model)
+    noise, residual = _noise(data), data.residual
+    noise = noise.noise if isinstance(noise, torch.nn.Module) else noise
+    noise = cast(Tensor, noise).expand(residual.shape)
+    if kept.sites is None or kept.firsts is None:
+        return noise, residual
+    sites, firsts = kept.sites.to(residual.device), kept.firsts.to(residual.device)
+    observed = ... if data.missing is None else ~data.missing
+    noise, residual = noise.double(), residual.double()
+    total = torch.zeros(len(firsts), dtype=torch.float64, device=residual.device)
+    precision = total.index_add(0, sites, 1 / noise[observed])
+    weighted = total.index_add(0, sites, residual[observed] / noise[observed])
+    mean = weighted / precision
+    return noise.index_copy(0, firsts, 1 / precision), residual.index_copy(0, firsts, mean)
 
 
 @posterior_settings()

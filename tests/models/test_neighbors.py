@@ -133,6 +133,29 @@ def test_neighbours_are_found_anew_where_parameters_or_data_change(name):
     assert torch.equal(model.posterior(new).mean, fresh.posterior(new).mean)
 
 
+@pytest.mark.parametrize("copies", [1, 30])
+def test_predictions_follow_every_change(copies):
+    x, y = data()
+    x = x.repeat(copies, 1)[:40]
+    model, new = fixed_noise(x, y), points(6, 2)
+    for change in (
+        lambda: None,
+        lambda: setattr(model.covar_module.base_kernel, "lengthscale", 0.3),
+        lambda: setattr(model.likelihood, "noise", torch.linspace(1.0, 0.01, 40).double()),
+        lambda: model.set_train_data(targets=model.train_targets.flip(0), strict=False),
+        lambda: model.set_train_data(x.flip(0), strict=False),
+    ):
+        change()
+        fresh = copy.deepcopy(model)
+        expected = fresh.predict(new, observation_noise=False, neighbors=7)
+        for prediction in (
+            model.predict(new, observation_noise=False, neighbors=7),
+            model.predict(new, observation_noise=False, neighbors=7),
+        ):
+            assert torch.equal(prediction.mean, expected.mean)
+            assert torch.equal(prediction.variance, expected.variance)
+
+
 def test_it_is_kept_by_files_and_by_models_with_another_kernel(tmp_path):
     model = GPRegression(*data())
     model.save(tmp_path / "exact.pt")
