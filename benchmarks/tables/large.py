@@ -257,6 +257,7 @@ LARGE = Study(
     sources=("benchmarks.tables.large_methods", "benchmarks.tables.scores"),
     needed=("table", "split", "method", "failure", "coverage_90", *METRICS),
     label="{table} split {split} {method}",
+    stand_in="Without files: --tables diabetes, which comes with scikit-learn.",
     tables=_sections,
     apart=("method", "table", "split", "n", "effort", "steps", "limit"),
 )
