@@ -9,6 +9,7 @@ from table_files import register, smooth_rows, write_table
 from typer.testing import CliRunner
 
 from benchmarks.runner import load_results
+from benchmarks.uci.__main__ import app
 from benchmarks.uci.cells import run_cell
 from benchmarks.uci.study import STUDY
 from gpclml.errors import DataError
@@ -60,6 +61,20 @@ def test_figure_is_an_image(path, tmp_path):
     assert file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert file.stat().st_size > 20_000
     assert matplotlib.rcParams._get_backend_or_none() == backend
+
+
+def test_differences_of_rows_are_printed_and_drawn(path, tmp_path):
+    rows, figure = tmp_path / "rows.csv", tmp_path / "differences.png"
+    assert invoke("report", "--results", path, "--csv", rows).exit_code == 0
+    line = ["differences", str(rows), "--kernel", "deep-bottleneck", "--figure", str(figure)]
+    answer = CliRunner().invoke(app, line)
+    assert answer.exit_code == 0, answer.output
+    done = load_results(path).query("kernel == 'deep-bottleneck'").set_index("seed")
+    clml, lml = (done[done["objective"] == name]["rmse"] for name in ("clml", "lml"))
+    assert f"| 40 | deep-bottleneck | clml | {(clml - lml).mean():.3f} ±" in answer.stdout
+    assert "| rbf |" not in answer.stdout
+    assert figure.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert CliRunner().invoke(app, ["differences", str(figure)]).exit_code == 2
 
 
 @pytest.fixture
