@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 __all__ = [
-    "code", "command_lines", "describe_cells", "mean_and_error", "print_tables", "section",
-    "spread_rows", "table", "with_error", "with_interval", "write_rows",
+    "code", "command_lines", "describe_cells", "mean_and_error", "print_tables", "read_rows",
+    "section", "spread_rows", "table", "with_error", "with_interval", "write_rows",
 ]  # fmt: skip
 
 _PACKAGES = ("gpclml", "torch", "gpytorch", "botorch", "python")
@@ -130,6 +130,25 @@ def write_rows(done: pandas.DataFrame, path: str | os.PathLike[str], about: Sequ
         Path(path).write_bytes(packed)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error}). Name another file.") from error
+
+
+def read_rows(paths: Iterable[str | os.PathLike[str]]) -> pandas.DataFrame:
+    """The rows of several files that :func:`write_rows` wrote, together.
+
+    Raises:
+        DataError: A file cannot be read, or has no cells of an objective.
+    """
+    import pandas
+
+    tables = []
+    for path in paths:
+        try:
+            tables.append(pandas.read_csv(path, comment="#").astype({"objective": object}))
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(
+                f"{path}: no rows of cells ({error}). Give a file that report --csv wrote."
+            ) from error
+    return pandas.concat(tables, ignore_index=True)
 
 
 def spread_rows(done: pandas.DataFrame) -> pandas.DataFrame:

@@ -96,6 +96,7 @@ class Study:
             computed anew as a whole when the code changes. With them a report may take the cells
             that the results file does not have from the CSV file of an earlier report.
         data: Whether it reads the data folder.
+        stand_in: What to run where its files are missing and cannot be downloaded.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Study:
     caption: str = ""
     apart: Sequence[str] = ()
     data: bool = True
+    stand_in: str = ""
 
     def make_app(self, report: Callable | None = None) -> typer.Typer:
         """The command line.
@@ -264,7 +266,10 @@ class Study:
                 command=self._command_of(ctx),
             )  # fmt: skip
             with errors_as_text(), mock.patch.dict(os.environ, environment):
-                cells = self.grid(**read_options(self.grid, options))
+                try:
+                    cells = self.grid(**read_options(self.grid, options))
+                except DataError as error:
+                    raise DataError(f"{error} {self.stand_in}".rstrip()) from error
                 several = self.sweeps or (
                     lambda c: [Sweep(c, self.cell, self.sources, self.batches)]
                 )

@@ -109,8 +109,8 @@ def _fetched(file: DataFile) -> Path:
         return path
     if not file.address:
         raise DataError(
-            f"{path}: no such file. It has no public address: put a copy there, or name its data "
-            f"folder by {VARIABLE}."
+            f"{path}: no such file. It is not downloaded, and comes from {file.note}: put a copy "
+            f"there, or name its data folder by {VARIABLE}."
         )
     import pooch
 
@@ -122,8 +122,11 @@ def _fetched(file: DataFile) -> Path:
         pooch.retrieve(file.address, file.checksum, file.file, path.parent, downloader=downloader)
     # requests' errors are OSErrors; a wrong checksum or a malformed address is a ValueError.
     except (OSError, ValueError) as error:
+        reason: BaseException = error  # of several, each raised in place of the next, the first
+        while (earlier := reason.__cause__ or reason.__context__) is not None:
+            reason = earlier
         raise DataError(
-            f"{path}: the download from {file.address} failed, and nothing was kept ({error}). "
+            f"{path}: the download from {file.address} failed, and nothing was kept ({reason}). "
             f"Check the network, put the file there, or name its data folder by {VARIABLE}."
         ) from error
     return path

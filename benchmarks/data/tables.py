@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,6 +15,7 @@ from torch import Generator, Tensor
 from benchmarks.data.files import VARIABLE, data_files, data_folder, fetch
 from gpclml._utils.arguments import seeded
 from gpclml.errors import DataError, UnknownNameError
+from gpclml.tables.data import TableOptions, read_table_data
 
 __all__ = [
     "EMBEDDED",
@@ -37,10 +41,14 @@ class RegressionData:
     Attributes:
         inputs: Shape ``(n, d)``.
         targets: Shape ``(n,)``.
+        origin: Absolute path and SHA-256 of a file that is not registered, as ``file``, ``sha256``.
+        notes: Sentences on rows and columns of such a file that were left out or changed.
     """
 
     inputs: Tensor
     targets: Tensor
+    origin: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def num_data(self) -> int:
@@ -78,22 +86,39 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({*uci, EMBEDDED}))
 
 
-def load(name: str) -> RegressionData:
-    """Loads a table from the data folder; a missing file is downloaded.
+def load(name: str, file: str | None = None) -> RegressionData:
+    """Loads a table from the data folder, downloaded if it is missing, or a file of the user's.
+
+    A file of the user's is encoded as ``gpclml fit`` encodes it: texts become an input for each
+    level, dates become days, rows without a target and copies of rows are left out, and other holes
+    are filled with what the rest of the row lets expect. Levels and expectations are those of all
+    rows, without their targets.
+
+    Args:
+        name: One of :func:`names`; or ``"file:target"``, a CSV or Parquet file and a column of it.
+        file: Where the file of the user's is, if not there.
 
     Raises:
-        UnknownNameError: The name is not known; the message lists the nearest names.
-        DataError: The file is another than the registry's, or cannot be downloaded.
+        UnknownNameError: The table or column is not known; the message lists the nearest names.
+        ArgumentError: A column of the user's file cannot be used; the message names it.
+        DataError: The file is not there and cannot be downloaded, is another than the registry's,
+            or is not a table.
     """
+    if ":" in name:
+        path, _, target = name.rpartition(":")
+        located = Path(file or path).absolute()
+        table = read_table_data(TableOptions(located, target, rows=sys.maxsize), tests=False)
+        origin = {"file": str(located), "sha256": table.sha256}
+        return RegressionData(*table.train, origin, table.notes)
     if name == EMBEDDED:  # scaled by statistics of all rows, training inputs would see test rows
         inputs, targets = load_diabetes(return_X_y=True, scaled=False)
         return RegressionData(torch.tensor(inputs), torch.tensor(targets))
     if name not in names():
         raise UnknownNameError("name", name, names())
-    [file], [path] = data_files()[name], fetch(name)
-    delimiter = "," if ".csv" in file.file else None
-    table = np.loadtxt(path, delimiter=delimiter, skiprows=file.header_lines, ndmin=2)
-    d = file.num_features
+    [entry], [path] = data_files()[name], fetch(name)
+    delimiter = "," if ".csv" in entry.file else None
+    table = np.loadtxt(path, delimiter=delimiter, skiprows=entry.header_lines, ndmin=2)
+    d = entry.num_features
     return RegressionData(torch.tensor(table[:, :d]), torch.tensor(table[:, d]))
 
 
@@ -108,8 +133,9 @@ def load_published_split(name: str, index: int) -> TrainTestSplit:
     path = data_folder() / "uci" / "splits" / f"{name}.npz"
     if not path.is_file():
         raise DataError(
-            f"{path}: no such file, so there are no published splits at hand. Put it there, or "
-            f"name its data folder by {VARIABLE}."
+            f"{path}: no such file, so there are no published splits at hand. It has the numbers "
+            f"in index_train_k.txt and index_test_k.txt beside {data_files()[name][0].address} as "
+            f"arrays train_k and test_k. Put it there, or name its data folder by {VARIABLE}."
         )
     with np.load(path) as arrays:
         train, test = (torch.tensor(arrays[f"{side}_{index}"]).long() for side in ("train", "test"))

@@ -3,13 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-import pandas
 import typer
 
 from benchmarks._options import check_known, errors_as_text
-from benchmarks._tables import table
+from benchmarks._tables import read_rows, table
 from benchmarks.dkt.study import STUDY, paired_differences
-from gpclml.errors import DataError
 
 app = STUDY.make_app()
 
@@ -24,21 +22,12 @@ def differences(
 ) -> None:
     """Print what the CLML changes, or another kernel, of the rows of several files together."""
     with errors_as_text():
-        done = pandas.concat([_rows(path) for path in rows], ignore_index=True)
+        done = read_rows(rows)
         if less is None:
             print(table(paired_differences(done)))
         else:
             check_known("less", (less,), sorted(set(done["kernel"])))
             print(table(paired_differences(done, "kernel", less)))
-
-
-def _rows(path: Path) -> pandas.DataFrame:
-    try:
-        return pandas.read_csv(path, comment="#").astype({"objective": object})
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(
-            f"{path}: no rows of cells ({error}). Give a file that report --csv wrote."
-        ) from error
 
 
 if __name__ == "__main__":

@@ -246,5 +246,7 @@ STUDY = Study(
     batches=Batches(run_together, label, size),
     needed=("study", "shots", "kernel", "objective", "interval"),
     label="{study} shots={shots} {kernel} {objective} seed {seed}",
+    stand_in="Without files: --study digits, images that come with scikit-learn; or --study "
+    "periodic, sine waves.",
     tables=sections,
 )

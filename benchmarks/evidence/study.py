@@ -427,6 +427,8 @@ STUDY = Study(
     choose=_of_studies,
     needed=("study",),
     label="{study} {data} seed {seed}",
+    stand_in="Without files: run ledger, which takes scikit-learn's digits where images are "
+    "missing; or another study with --data digits.",
     tables=sections,
 )
 

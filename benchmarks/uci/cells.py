@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.data import TrainTestSplit, load, split, subset
 from benchmarks.tables.scores import normal, score
 from benchmarks.uci.training import has_fixed_steps, make_objective, noting_failed_fits, train
-from gpclml.errors import ArgumentError
+from gpclml.errors import ArgumentError, DataError
 from gpclml.fit import fit_batch, suggest_batch_size
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import fixed_loss
@@ -77,7 +77,8 @@ def run_cell(cell: Mapping[str, Any]) -> Metrics:
     Args:
         cell: Its configuration: ``dataset``, ``n``, ``seed`` (of rows, model and held-out
             points), ``objective``, ``kernel``, ``mean``, ``optimizer``, ``steps``, ``lr``,
-            ``held_out``, ``dtype`` and ``device``; None for a setting that is not used.
+            ``held_out``, ``dtype`` and ``device``; None for a setting that is not used. Of a file
+            of the user's also its absolute path ``file`` and its ``sha256``.
 
     Returns:
         - ``rmse``, ``nll``, ``crps``, ``coverage_95``: see
@@ -105,7 +106,10 @@ def run_cell(cell: Mapping[str, Any]) -> Metrics:
 def _prepare(cell: Mapping[str, Any]) -> _Prepared:
     """Builds the model of a cell and its objective."""
     importlib.import_module("botorch.optim.fit")  # else the first fit would, and be timed
-    data = load(cell["dataset"])
+    data = load(cell["dataset"], cell.get("file"))
+    if data.origin.get("sha256") != cell.get("sha256"):
+        fix = "Run the command again."
+        raise DataError(f"{cell['file']}: the file has changed since the run began. {fix}")
     rows = training_rows(data.num_data, cell["n"], cell["seed"])
     # Standardization happens in this type too, as a user's would.
     units = {"dtype": getattr(torch, cell["dtype"]), "device": cell["device"]}

@@ -1,4 +1,4 @@
-"""The figure: errors against the number of training rows."""
+"""Figures: errors against the number of training rows, and what the CLML changes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from benchmarks._figures import PALETTE, bare, legend_above, new_figure, save_figure
-from benchmarks.uci.tables import means, ordered_objectives
+from benchmarks.uci.tables import less_lml, means, ordered_objectives
 
-__all__ = ["draw_figure"]
+__all__ = ["draw_differences", "draw_figure"]
 
 _MOST_COLUMNS = 3
 _ROWS = {"rmse": "RMSE (sd of targets)", "nll": "NLL (nats per point)"}
@@ -20,6 +20,61 @@ _STYLES = (
     ("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"),
     ((0, (5, 1, 1, 1, 1, 1)), "v"), ((0, (1, 3)), "P"),
 )  # fmt: skip
+_NAMES = {"deep-bottleneck": "deep kernel", "matern": "Matern kernel", "rbf": "RBF kernel"}
+_DIFFERENCES = {  # with the linear range of the axis
+    "rmse": ("test error, standard deviations of the target", 0.1),
+    "nll": ("negative log density of a test row, nats", 1.0),
+}
+
+
+def draw_differences(done: pandas.DataFrame, path: str | os.PathLike) -> None:
+    """Draws the CLML less the LML of each kernel, paired by seed: a row a data set.
+
+    Bars are standard errors. Axes are linear about zero and logarithmic beyond.
+
+    Args:
+        done: Finished cells under both objectives with their labels.
+        path: The image file.
+
+    Raises:
+        DataError: The file cannot be written.
+    """
+    sets = sorted(done["dataset"].unique(), reverse=True)
+    cases = sorted(set(zip(done["kernel"], done["n"], strict=True)))
+    kernels, sizes = (sorted(set(values)) for values in zip(*cases, strict=True))
+    styles = {}
+    for kernel, n in cases:
+        color = PALETTE[4 * kernels.index(kernel) % len(PALETTE)]  # blue, then orange
+        styles[_NAMES.get(kernel, kernel), f"n = {n}"] = {
+            "color": color, "marker": _STYLES[sizes.index(n) % len(_STYLES)][1],
+            "markerfacecolor": color if n == sizes[0] else "white", "linestyle": "none",
+        }  # fmt: skip
+    figure = new_figure(9.5, 1.8 + 0.48 * len(sets), layout="constrained")
+    grid: Any = figure.subplots(1, len(_DIFFERENCES), sharey=True)
+    for axes, (metric, (label, linear)) in zip(grid, _DIFFERENCES.items(), strict=True):
+        table = less_lml(done, metric).reset_index()
+        table["kernel"] = table["kernel_label"].str.partition(" ")[0]  # settings follow the name
+        for order, ((kernel, n), style) in enumerate(zip(cases, styles.values(), strict=True)):
+            points = table[(table["kernel"] == kernel) & (table["n"] == n)]
+            places = [sets.index(name) for name in points["dataset"]]
+            shift = 0.35 - 0.7 * order / max(len(cases) - 1, 1)
+            axes.errorbar(
+                points["mean"], [place + shift for place in places], xerr=points["se"],
+                markersize=5, elinewidth=1, **style,
+            )  # fmt: skip
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set_xscale("symlog", linthresh=linear, linscale=1.5)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel(f"{label},\nCLML less LML")
+        axes.set_yticks(range(len(sets)), sets)
+        axes.set_ylim(-0.6, len(sets) - 0.4)
+        axes.set_title("\N{LEFTWARDS ARROW} CLML better", loc="left", fontsize=10)
+        axes.set_title("LML better \N{RIGHTWARDS ARROW}", loc="right", fontsize=10)
+        for border in range(1, len(sets)):
+            axes.axhline(border - 0.5, color="0.9", linewidth=0.8, zorder=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    legend_above(figure, styles, columns=len(kernels))
+    save_figure(figure, path)
 
 
 def draw_figure(done: pandas.DataFrame, path: str | os.PathLike) -> None:

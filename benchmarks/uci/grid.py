@@ -134,7 +134,8 @@ def make_grid(
     products = tuple(products)
     check_device(device)
     for product in products:
-        check_known("datasets", product.datasets, data.names())
+        registered = [name for name in product.datasets if ":" not in name]
+        check_known("datasets", registered, data.names())
         check_known("objectives", product.objectives, objective_names())
         check_known("dtype", [product.dtype], _DTYPES)
         for kernel, mean in itertools.product(product.kernels, product.means):
@@ -142,11 +143,15 @@ def make_grid(
         _check_numbers(product)
     # Every data set is loaded once here, so that a missing file is told before a cell runs.
     names = {name for product in products for name in product.datasets}
-    sizes = {name: data.load(name).num_data for name in sorted(names)}
-    num_train = {name: len(data.split(n, 0).train) for name, n in sizes.items()}
+    tables = {name: data.load(name) for name in sorted(names)}
+    num_train = {name: len(data.split(table.num_data, 0).train) for name, table in tables.items()}
     for product in products:
         _check_sizes(product, num_train, leave_out)
-    cells = (cell for product in products for cell in product_cells(product, num_train, device))
+    cells = (
+        {**cell, **tables[cell["dataset"]].origin}
+        for product in products
+        for cell in product_cells(product, num_train, device)
+    )
     # Products overlap: a cell of two of them is one.
     return list({tuple(cell.items()): cell for cell in cells}.values())
 

@@ -11,6 +11,7 @@ from typer import Option
 
 from benchmarks._options import Device, names, real_numbers, whole_numbers
 from benchmarks._tables import section, table
+from benchmarks.data import load
 from benchmarks.runner import Batches
 from benchmarks.study import Study
 from benchmarks.uci.cells import (
@@ -63,7 +64,12 @@ _ABOUT_TURNS = (
 
 
 def labelled(done: pandas.DataFrame) -> pandas.DataFrame:
-    """Finished cells with the columns ``kernel_label`` and ``objective_label``."""
+    """Finished cells with the columns ``kernel_label`` and ``objective_label``.
+
+    A file of the user's of which there are several versions, or places, is a data set for each.
+    """
+    if "file" in done:
+        done = done.assign(dataset=labels(done, "dataset", ["file", "sha256"]))
     done = done.assign(steps=done["steps"].astype("Int64"))  # whole numbers beside missing ones
     return done.assign(
         kernel_label=labels(done, "kernel", SETTINGS),
@@ -129,6 +135,14 @@ def _grid(
     datasets: Annotated[
         tuple[str, ...] | None, Option(help="Data sets, comma-separated."), names
     ] = None,
+    csv: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            help="Files of yours and their target columns, file:target, comma-separated: CSV or "
+            "Parquet, read as the command gpclml reads them."
+        ),
+        names,
+    ] = None,
     n: Annotated[
         tuple[int, ...] | None,
         Option(help="Numbers of training rows, comma-separated; 100."),
@@ -185,19 +199,28 @@ def _grid(
 ) -> list[dict[str, Any]]:
     """The cells of what a command asks for; settings that it leaves out are the grid's or usual."""
     given = {
-        "datasets": datasets, "sizes": n, "seeds": seeds, "objectives": objectives,
-        "kernels": kernel, "means": mean, "steps": steps, "lr": lr, "held_out": held_out,
-        "dtype": dtype,
+        "datasets": (*(datasets or ()), *(csv or ())) or None, "sizes": n, "seeds": seeds,
+        "objectives": objectives, "kernels": kernel, "means": mean, "steps": steps, "lr": lr,
+        "held_out": held_out, "dtype": dtype,
     }  # fmt: skip
     settings = {name: value for name, value in given.items() if value is not None}
-    if grid is None and datasets is None:
-        raise ArgumentError("datasets", "none", "names separated by commas", "Or name a --grid.")
+    for name in csv or ():
+        if ":" not in name:
+            fix = f"Write e.g. --csv {name}:price."
+            raise ArgumentError("csv", repr(name), "file:target, a file and a column of it", fix)
+    if grid is None and not given["datasets"]:
+        fix = "Or name a --grid, or a --csv."
+        raise ArgumentError("datasets", "none", "names separated by commas", fix)
     products = (Product(**settings),) if grid is None else named_products(grid, **settings)
     leave_out = grid is not None and n is None
     cells = make_grid(products, device=device, leave_out=leave_out)
-    for name, sizes in left_out_sizes(products, cells).items():
-        if not quiet:
-            typer.echo(f"Left out, too few rows: {name} n = {sizes}", err=True)
+    said = [
+        f"Left out, too few rows: {name} n = {sizes}"
+        for name, sizes in left_out_sizes(products, cells).items()
+    ]
+    said += [note for name in csv or () for note in load(name).notes]
+    for line in [] if quiet else said:
+        typer.echo(line, err=True)
     return cells
 
 
@@ -218,4 +241,5 @@ STUDY = Study(
     tables=sections,
     figure=draw_figure,
     caption="RMSE and NLL against n",
+    stand_in="Without files: --datasets diabetes, a table that comes with scikit-learn.",
 )

@@ -1,4 +1,4 @@
-"""Result pages of the benchmarks as pages of the site, so that guides can link to evidence."""
+"""Pages from beside `docs` as pages of the site: results of the benchmarks, and how to take part."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ __all__ = ["on_files", "on_page_markdown"]
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("*/results", "evidence/figures")
+PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md")
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -22,6 +23,8 @@ def on_files(files: Any, config: Any) -> Any:
     for path in found:
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
+    for name in PROJECT:
+        files.append(File.generated(config, name.lower(), abs_src_path=str(ROOT / name)))
     return files
 
 

@@ -15,9 +15,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pooch  # noqa: F401  here, so that its log stream is not one that a test captures and closes
 import pytest
 from table_files import register
+from typer.testing import CliRunner
 
 from benchmarks.data import fetch, has_files, load
 from benchmarks.data.files import data_files
+from benchmarks.dkt import study as dkt
+from benchmarks.evidence import study as evidence
+from benchmarks.tables import study as tables
+from benchmarks.uci import study as uci
 from gpclml.errors import DataError
 
 # pooch leaves replies open that it could not read.
@@ -132,6 +137,28 @@ def test_another_file_in_its_place_is_refused_and_stays(name):
 def test_a_file_without_an_address():
     with pytest.raises(DataError, match=r"cyrillic42\.npz: no such file.* put a copy there"):
         fetch("cyrillic")
+
+
+@pytest.mark.parametrize(
+    ("study", "options", "file", "stand_in"),
+    [
+        (uci.STUDY, "--datasets yacht", "uci/yacht.txt", "--datasets diabetes"),
+        (tables.STUDY, "--tables yacht", "uci/yacht.txt", "--tables diabetes"),
+        (dkt.STUDY, "--study cub", "cub/CUB_200_2011.tgz", "--study digits"),
+        (dkt.STUDY, "--study qmul", "qmul/images", "--study digits"),
+        (evidence.STUDY, "uci-networks", "uci/yacht.txt", "--data digits"),
+        (evidence.STUDY, "architectures --data cifar10-part", "train8000.npz", "--data digits"),
+    ],
+)
+def test_a_runner_without_its_files(folder, from_address, study, options, file, stand_in):
+    from_address("")
+    line = f"run {options} --quiet --results {folder / 'a.sqlite'}"
+    answer = CliRunner().invoke(study.make_app(), line.split())
+    assert answer.exit_code == 2
+    [said] = answer.stderr.splitlines()
+    assert file in said
+    assert stand_in in said
+    assert files_in(folder) == []
 
 
 @pytest.mark.parametrize("name", data_files())

@@ -1,5 +1,6 @@
 import os
 import shlex
+from itertools import cycle
 
 import matplotlib
 import pytest
@@ -8,7 +9,10 @@ from table_files import register, smooth_rows, write_table
 from typer.testing import CliRunner
 
 from benchmarks.runner import load_results
+from benchmarks.uci.__main__ import app
+from benchmarks.uci.cells import run_cell
 from benchmarks.uci.study import STUDY
+from gpclml.errors import DataError
 
 # Of a fit to 40 rows whose noise ends at its bound.
 pytestmark = pytest.mark.filterwarnings("ignore::gpclml.fit.FitWarning")
@@ -59,11 +63,74 @@ def test_figure_is_an_image(path, tmp_path):
     assert matplotlib.rcParams._get_backend_or_none() == backend
 
 
+def test_differences_of_rows_are_printed_and_drawn(path, tmp_path):
+    rows, figure = tmp_path / "rows.csv", tmp_path / "differences.png"
+    assert invoke("report", "--results", path, "--csv", rows).exit_code == 0
+    line = ["differences", str(rows), "--kernel", "deep-bottleneck", "--figure", str(figure)]
+    answer = CliRunner().invoke(app, line)
+    assert answer.exit_code == 0, answer.output
+    done = load_results(path).query("kernel == 'deep-bottleneck'").set_index("seed")
+    clml, lml = (done[done["objective"] == name]["rmse"] for name in ("clml", "lml"))
+    assert f"| 40 | deep-bottleneck | clml | {(clml - lml).mean():.3f} ±" in answer.stdout
+    assert "| rbf |" not in answer.stdout
+    assert figure.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert CliRunner().invoke(app, ["differences", str(figure)]).exit_code == 2
+
+
 @pytest.fixture
 def _boston(tmp_path, monkeypatch):
     """A made table of as many rows."""
     monkeypatch.setenv("GPCLML_DATA", str(tmp_path))
     register(monkeypatch, [write_table(tmp_path, "boston", smooth_rows(506, 13))])
+
+
+HOUSES = "rooms,street,built,price\n" + "".join(
+    f"{k % 7},{street},{'' if k == 3 else f'{1950 + k}-05-31'},{'' if k == 5 else k}\n"
+    for k, street in zip(range(60), cycle(("Elm", "Oak")), strict=False)
+)
+
+
+def test_tables_of_the_users_beside_registered_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "houses.csv").write_text(HOUSES)
+    line = "run --datasets diabetes --csv houses.csv:price,houses.csv:rooms --n 20 --seeds 1 "
+    line += "--kernel rbf --objectives lml,clml --results a.sqlite"
+    answer = invoke(line)
+    assert answer.exit_code == 0, answer.stderr
+    assert "Left out: 1 row without price." in answer.stderr
+    cells = load_results("a.sqlite")
+    names = {"diabetes", "houses.csv:price", "houses.csv:rooms"}
+    assert set(cells["dataset"]) == names
+    assert cells["rmse"].notna().all()
+    assert set(cells["file"].dropna()) == {str(tmp_path / "houses.csv")}
+    # Another version of the file is another data set, and both stay in the report.
+    (tmp_path / "houses.csv").write_text(HOUSES + "3,Elm,2020-05-31,70\n")
+    assert invoke(line, "--quiet").exit_code == 0
+    report = invoke("report --results a.sqlite").stdout
+    assert report.count(" houses.csv:price sha256=") >= 2
+    assert len(load_results("a.sqlite")) == 10
+    cell = load_results("a.sqlite").query("dataset == 'houses.csv:price'").iloc[0].to_dict()
+    with pytest.raises(DataError, match=r"houses\.csv: the file has changed"):
+        run_cell(cell | {"sha256": "0"})
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ("houses.csv", "csv: got 'houses.csv', expected file:target"),
+        ("houses.csv:prices", "target: got 'prices'"),
+        ("house.csv:price", "There is no file"),
+        ("houses.csv:street", "target 'street': got texts, expected numbers"),
+        ("mixed.csv:price", "column 'rooms': got 1 of 60 values such as 'many' (row 3)"),
+    ],
+)
+def test_tables_of_the_users_that_cannot_be_used(table, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "houses.csv").write_text(HOUSES)
+    (tmp_path / "mixed.csv").write_text(HOUSES.replace("\n2,", "\nmany,", 1))
+    answer = invoke("run --csv", table, "--quiet", "--results", "a.sqlite")
+    assert (answer.exit_code, len(answer.stderr.splitlines())) == (2, 1)
+    assert text in answer.stderr
 
 
 @pytest.mark.usefixtures("_boston")
