@@ -74,11 +74,13 @@ _WORDS = {
 def _in_words(label: str) -> str:
     """A label of kernel or objective as people say it: ``clml held_out=0.2`` is CLML, m = 0.8 n."""
     name, *options = label.split()
+    if name not in _WORDS:
+        return label
     said = [
         f"m = {1 - float(value):.2g} n" if key == "held_out" else f"{key} {value}"
         for key, _, value in (option.partition("=") for option in options)
     ]
-    return ", ".join([_WORDS.get(name, name), *said])
+    return ", ".join([_WORDS[name], *said])
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:

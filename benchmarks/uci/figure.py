@@ -20,7 +20,6 @@ _STYLES = (
     ("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"),
     ((0, (5, 1, 1, 1, 1, 1)), "v"), ((0, (1, 3)), "P"),
 )  # fmt: skip
-_NAMES = {"deep-bottleneck": "deep kernel", "matern": "Matern kernel", "rbf": "RBF kernel"}
 _DIFFERENCES = {  # with the linear range of the axis
     "rmse": ("test error, standard deviations of the target", 0.1),
     "nll": ("negative log density of a test row, nats", 1.0),
@@ -44,8 +43,8 @@ def draw_differences(done: pandas.DataFrame, path: str | os.PathLike) -> None:
     kernels, sizes = (sorted(set(values)) for values in zip(*cases, strict=True))
     styles = {}
     for kernel, n in cases:
-        color = PALETTE[4 * kernels.index(kernel) % len(PALETTE)]  # blue, then orange
-        styles[_NAMES.get(kernel, kernel), f"n = {n}"] = {
+        color = PALETTE[kernels.index(kernel) % len(PALETTE)]
+        styles[kernel, f"n = {n}"] = {
             "color": color, "marker": _STYLES[sizes.index(n) % len(_STYLES)][1],
             "markerfacecolor": color if n == sizes[0] else "white", "linestyle": "none",
         }  # fmt: skip
