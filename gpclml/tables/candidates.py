@@ -18,17 +18,19 @@ from gpytorch.kernels import (
     MaternKernel,
     ProductKernel,
     RBFKernel,
+    RQKernel,
     ScaleKernel,
 )
 from gpytorch.priors import LogNormalPrior
 from torch import Tensor
 
+from gpclml._utils.arguments import seeded
 from gpclml._utils.environment import progress_bar
 from gpclml.conditioning import LastPoints, NearestNeighbors
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.fit import FitWarning, fit_mll, fit_networks
 from gpclml.inference.neighbours import count_neighbors
-from gpclml.kernels import FeatureKernel, PolynomialFeatures
+from gpclml.kernels import MLP, DeepKernel, FeatureKernel, PolynomialFeatures
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression, find_networks
 from gpclml.tables.components import (
@@ -57,6 +59,7 @@ _MANY_STEPS, _MANY_NETWORK_STEPS = 300, 1500
 _RATE, _NETWORK_RATE, _FINAL_RATE = 0.1, 2e-3, 1e-3
 _WIDTHS = (256, 256)
 _MOST_FEATURES = 16
+_FEATURES_START = 0.4  # variance of a function of features, where that of the inputs has one
 _PRECISION = 1e-5  # deviations of a column, up to which float32 may round its values
 
 Groups = Sequence[Sequence[int]]
@@ -125,6 +128,19 @@ def _categories(x: Tensor, y: Tensor, seed: int, groups: Groups) -> GPRegression
 def _many(x: Tensor, y: Tensor, seed: int, groups: Groups, kernel: str) -> GPRegression:
     num_features = min(x.shape[-1], _MOST_FEATURES)
     return GPRegression(x, y, kernel, hidden=_WIDTHS, num_features=num_features, seed=seed)
+
+
+def _many_deep(x: Tensor, y: Tensor, seed: int, groups: Groups) -> GPRegression:
+    # The kernel "deep" of few rows starts from a fitted plain one, with features near zero. These
+    # rows are enough to learn both together: on pol a nat more, of a row held out.
+    d, q = x.shape[-1], min(x.shape[-1], _MOST_FEATURES)
+    network = MLP([d, *_WIDTHS, q], torch.nn.SiLU, generator=seeded(seed))
+    inputs = MaternKernel(2.5, ard_num_dims=d, active_dims=tuple(range(d)))
+    inputs.lengthscale = torch.tensor(math.sqrt(d))
+    features = ScaleKernel(RQKernel(active_dims=tuple(range(d, d + q))))
+    features.outputscale = _FEATURES_START
+    kernel = DeepKernel(network, AdditiveKernel(inputs, features), residual=True)
+    return GPRegression(x, y, ScaleKernel(kernel))
 
 
 def _add_lengthscale_prior(kernel: Kernel, location: float, deviation: float) -> Kernel:
@@ -216,8 +232,7 @@ MANY_ROWS_CANDIDATES: Mapping[str, Candidate] = {
         partial(_many, kernel="deep_joint"),
     ),
     "deep": Candidate(
-        "rbf of the inputs, and a function of features that a network learns",
-        partial(_many, kernel="deep"),
+        "matern of the inputs, and a function of features that a network learns", _many_deep
     ),
 }
 """Candidates of a stack of many rows by name, trained and predicted from nearest neighbours; from
