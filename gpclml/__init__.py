@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from gpclml.curvature import GaussianWeightPrior
     from gpclml.evaluation import (
         Comparison,
+        Decomposition,
         compare,
         conditional_log_marginal_likelihood,
+        decompose,
         joint_log_predictive,
         learning_curve,
         leave_one_out,
@@ -70,6 +72,7 @@ __all__ = [
     "Comparison",
     "ConditionalMarginalLogLikelihood",
     "ConjugateGradients",
+    "Decomposition",
     "DeepKernel",
     "DeepKernelTransfer",
     "ExactMarginalLogLikelihood",
@@ -94,6 +97,7 @@ __all__ = [
     "SumMarginalLogLikelihood",
     "compare",
     "conditional_log_marginal_likelihood",
+    "decompose",
     "fit_batch",
     "fit_map",
     "fit_mll",

@@ -2,6 +2,7 @@
 
 from gpclml.evaluation.calibration import expected_calibration_error, fit_temperature
 from gpclml.evaluation.comparison import Comparison, Finding, compare, score_models
+from gpclml.evaluation.decomposition import Decomposition, decompose
 from gpclml.evaluation.model_scores import (
     CRITERIA,
     ModelScores,
@@ -22,11 +23,13 @@ from gpclml.evaluation.scores import (
 __all__ = [
     "CRITERIA",
     "Comparison",
+    "Decomposition",
     "Finding",
     "ModelScores",
     "PairedDifference",
     "compare",
     "conditional_log_marginal_likelihood",
+    "decompose",
     "expected_calibration_error",
     "fit_temperature",
     "joint_log_predictive",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GUIDE",
+    "panels_for",
     "plot_calibration",
     "plot_compare",
     "plot_fit",
@@ -92,7 +93,7 @@ def plot_compare(
     criterion = compared.rank_by if criterion is None else criterion
     if criterion not in CRITERIA:
         raise UnknownNameError("criterion", criterion, CRITERIA)
-    axes = _axes(ax, 1, 1.2 + 0.4 * len(scores))[0]
+    axes = panels_for(ax, 1, 1.2 + 0.4 * len(scores))[0]
     scored = scored_in(criterion, scores)
     given = f", given {compared.m} of {len(compared.targets)}" if criterion == "clml" else ""
     axes.set_title(f"{_LABELS[criterion]}{given}")
@@ -150,7 +151,7 @@ def plot_learning_curves(
         The two axes.
     """
     compared, scores = _compared(comparison, options)
-    panels = _axes(ax, 2, 5.6, sharex=True)
+    panels = panels_for(ax, 2, 5.6, sharex=True)
     above, below = panels
     curves = {
         name: (model.curves.numpy(), style_of(row))
@@ -234,7 +235,7 @@ def plot_calibration(
     from scipy.stats import binom
 
     compared, scores = _compared(comparison, options)
-    panels = _axes(ax, 2, 5.6)
+    panels = panels_for(ax, 2, 5.6)
     above, below = panels
     count = len(compared.targets)
     nominal = np.linspace(0, 1, 101)
@@ -295,7 +296,7 @@ def plot_fit(
     is_function = all(x is not None for x in inputs.values())
     columns = 1 if is_function else min(count, 2)
     height = 0.4 + (2.7 if columns == 2 else 4.2) * -(-count // columns)
-    panels = _axes(ax, count, 0.6 + 1.9 * count if is_function else height, columns)
+    panels = panels_for(ax, count, 0.6 + 1.9 * count if is_function else height, columns)
     from matplotlib import rcParams
 
     ink = rcParams["text.color"]  # black on white, white on black
@@ -375,7 +376,7 @@ def _compared(comparison: object, options: Mapping[str, Any]) -> tuple[Compariso
     return comparison, comparison.scores
 
 
-def _axes(
+def panels_for(
     ax: AxesGiven, count: int, height: float, columns: int = 1, **options: Any
 ) -> NDArray[np.object_]:
     """The axes given, whose number is checked, or those of a new figure of pyplot.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from gpytorch import settings
@@ -57,6 +57,8 @@ __all__ = [
     "marginal_predictive",
     "predictive_observations",
 ]
+
+T = TypeVar("T")
 
 PREDICTED_IN_DOUBLE_UP_TO = 10_000
 """Largest number of training points at which a float32 model predicts in float64."""
@@ -132,43 +134,54 @@ def exact_posterior(
     Returns:
         Mean ``(*batch, m)`` and covariance ``(*batch, m, m)``, diagonal with ``marginal``.
     """
-    posterior = _DensePosterior(model)
-    small = _training_inputs(model).shape[-2] <= PREDICTED_IN_DOUBLE_UP_TO
-    if x.dtype == torch.float32 and small:
-        tensors = [*posterior.named_parameters(), *posterior.named_buffers()]
-        # Buffers too: interpolated kernels hold their grids, and transforms their scales, there.
-        double = {name: t.double() for name, t in tensors if t.dtype == torch.float32}
-        try:
-            # What was kept in one type must not be used in the other, before or after.
-            posterior.clear_caches()
-            return torch.func.functional_call(
-                posterior, double, (x.double(), marginal, x, progress)
-            )
-        except RuntimeError:  # tensors of mixed types, memory: what remains is raised below
-            pass
-        finally:
-            posterior.clear_caches()
-    return posterior(x, marginal, x, progress)
 
-
-class _DensePosterior(torch.nn.Module):
-    """A model's posterior as a module, whose tensors ``torch.func.functional_call`` exchanges."""
-
-    def __init__(self, model: ExactGP) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self, x: Tensor, marginal: bool, like: Tensor, progress: bool | None
-    ) -> PosteriorNormal:
-        """In the type of x, rounded to that of ``like``."""
-        prior = JointPrior(self.model, x)
-        data = prior.training_data(self.model)
+    def compute(points: Tensor) -> PosteriorNormal:
+        prior = JointPrior(model, points)
+        data = prior.training_data(model)
         predictor = data.covariance.predictor(data.residual, data.missing)
         m = prior.mean.shape[-1]
         step = _CHUNK if marginal else m
         chunks = [slice(first, min(first + step, m)) for first in range(0, m, step)]
-        return posterior_given(prior, predictor, chunks, marginal, like, progress)[0]
+        return posterior_given(prior, predictor, chunks, marginal, x, progress)[0]
+
+    return computed_in_double(model, compute, x)
+
+
+def computed_in_double(model: ExactGP, compute: Callable[[Tensor], T], x: Tensor) -> T:
+    """What a function computes from a model at points, in float64 if :func:`exact_posterior` does.
+
+    Args:
+        model: The model that the function reads, in eval mode.
+        compute: Takes the points, in the type that the model's tensors then have.
+        x: Points. Shape ``(*batch, m, d)``.
+    """
+    module = _Computation(model, compute)
+    small = _training_inputs(model).shape[-2] <= PREDICTED_IN_DOUBLE_UP_TO
+    if x.dtype == torch.float32 and small:
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        # Buffers too: interpolated kernels hold their grids, and transforms their scales, there.
+        double = {name: t.double() for name, t in tensors if t.dtype == torch.float32}
+        try:
+            # What was kept in one type must not be used in the other, before or after.
+            module.clear_caches()
+            return torch.func.functional_call(module, double, (x.double(),))
+        except RuntimeError:  # tensors of mixed types, memory: what remains is raised below
+            pass
+        finally:
+            module.clear_caches()
+    return compute(x)
+
+
+class _Computation(torch.nn.Module):
+    """A function of a model as a module, whose tensors ``torch.func.functional_call`` exchanges."""
+
+    def __init__(self, model: ExactGP, compute: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.model, self._compute = model, compute
+
+    def forward(self, x: Tensor) -> Any:
+        """The function at points."""
+        return self._compute(x)
 
     def clear_caches(self) -> None:
         """Drops what kernels on inducing points or grids keep between calls in eval mode."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import gpytorch
 import torch
-from gpytorch.kernels import RBFKernel, SpectralMixtureKernel
+from gpytorch.kernels import LinearKernel, RBFKernel, SpectralMixtureKernel
 from gpytorch.likelihoods import GaussianLikelihood, LikelihoodList
 from matplotlib.figure import Figure
 
@@ -114,6 +114,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "evaluation.calibration.fit_temperature": lambda: dict(
         outputs=normal(2, 8, 3), labels=labels()),
     ("evaluation.compare", "evaluation.score_models"): compared,
+    "evaluation.decompose": lambda: dict(
+        model=gp(RBFKernel() + LinearKernel()), x=inputs(3), names=["a", "b"]),
     "evaluation.conditional_log_marginal_likelihood": lambda: dict(
         model=gp(), conditioning=KFold(2)),
     ("evaluation.joint_log_predictive", "evaluation.marginal_log_predictive"): lambda: dict(

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
 from torch import Tensor, nn
 
@@ -101,7 +102,7 @@ def covariance(n: int = N) -> Tensor:
     return root @ root.mT + torch.eye(n).to(root)
 
 
-def gp(kernel: str = "rbf") -> GPRegression:
+def gp(kernel: str | Kernel = "rbf") -> GPRegression:
     """A GP of :func:`inputs` and :func:`targets`."""
     return GPRegression(inputs(), targets(), kernel, warm_start=False, hidden=(3,))
 
