@@ -13,9 +13,9 @@ model = GPRegression(years, sales, trend + season, standardize=False)
 trend.base_kernel.lengthscale, season.base_kernel.period_length = 5.0, 1.0
 fit_mll(ExactMarginalLogLikelihood(model.likelihood, model))
 
-parts = decompose(model, years, center=True, names=["trend", "season"])
+components = decompose(model, years, center=True, names=["trend", "season"])
 for k, name in enumerate(["trend", "season"]):
-    mean, error = parts.mean[k], parts.stddev[k].mean()
+    mean, error = components.mean[k], components.stddev[k].mean()
     print(f"{name}: from {mean.min():.1f} to {mean.max():.1f}, give or take {error:.2f}")
 
 next_year = years[-12:] + 1
