@@ -33,6 +33,7 @@ from gpclml.inference.observations import (
     Road,
     closed_form_of,
     metric_points,
+    missing_targets,
     training_observations,
 )
 from gpclml.inference.posterior import exact_posterior, posterior_settings
@@ -207,7 +208,7 @@ class _TrainingNeighbors:
     """Where the training points of a model are in its metric, as long as model and data stay.
 
     Attributes:
-        points: In the metric, ``(n, q)``.
+        points: In the metric, ``(n, q)``; None where the index has all of them.
         index: Of the rows that have a target.
         inside: What the kernel within features is called on, ``(n, q)``; None without features.
         sites: Where many points have copies, for each row with a target the number of its point.
@@ -217,7 +218,7 @@ class _TrainingNeighbors:
 
     state: tuple[str, int, int]
     data: tuple[Tensor, Tensor]
-    points: Tensor
+    points: Tensor | None
     index: NeighborIndex
     inside: Tensor | None
     sites: Tensor | None
@@ -237,7 +238,7 @@ def _training_neighbors(model: ExactGP) -> _TrainingNeighbors:
     kept = _KEPT.get(model)
     same = kept is not None and all(a is b for a, b in zip(kept.data, data, strict=True))
     if kept is None or not same or kept.state != state:
-        missing = training_observations(model).missing
+        missing = missing_targets(data[1])
         rows = None if missing is None else (~missing).nonzero().squeeze(-1).cpu()
         has_features = _prior(model, data[0][:1])[1].has_features
         inside = training_metric(model, inside=True) if has_features else None
@@ -250,7 +251,8 @@ def _training_neighbors(model: ExactGP) -> _TrainingNeighbors:
             last_first = sites.flip(0), observed.flip(0)  # of equal ones the last is kept
             firsts = observed.new_zeros(int(sites.max()) + 1).index_copy(0, *last_first)
             alone = NeighborIndex(points, firsts)
-        kept = _TrainingNeighbors(state, data, points, index, inside, sites, alone, firsts)
+        shown = None if rows is None else points
+        kept = _TrainingNeighbors(state, data, shown, index, inside, sites, alone, firsts)
         _KEPT[model] = kept
     return kept
 
@@ -274,8 +276,22 @@ def posterior_given_neighbors(
     Returns:
         In training units, with a diagonal covariance.
     """
-    kept, train_x = _training_neighbors(model), cast(Any, model.train_inputs)[0]
-    noise, residual = _noise_and_residual(model, kept)
+    data, train_x = training_observations(model), cast(Any, model.train_inputs)[0]
+    noise, residual, missing = _noise(data), data.residual, data.missing
+    noise = cast(Any, noise).noise if isinstance(noise, torch.nn.Module) else noise
+    noise = noise.expand(residual.shape)
+    del data  # and the inputs that the kernel was called on
+    kept = _training_neighbors(model)
+    if kept.sites is not None and kept.firsts is not None:
+        # All that copies of a point say is their mean, which stands in the first of them.
+        sites, firsts = kept.sites.to(residual.device), kept.firsts.to(residual.device)
+        observed = ... if missing is None else ~missing
+        noise, residual = noise.double(), residual.double()
+        total = torch.zeros(len(firsts), dtype=torch.float64, device=residual.device)
+        precision = total.index_add(0, sites, 1 / noise[observed])
+        weighted = total.index_add(0, sites, residual[observed] / noise[observed])
+        residual = residual.index_copy(0, firsts, weighted / precision)
+        noise = noise.index_copy(0, firsts, 1 / precision)
     neighbors = min(neighbors, kept.alone.num_rows)
     size = max(1, _ENTRIES_AT_ONCE["cpu" if x.is_cpu else "other"] // neighbors**2)
     means, shifts, variances = [], [], []
@@ -297,24 +313,6 @@ def posterior_given_neighbors(
             variances.append(above_rounding(variance - block.reduction.flatten(), variance))
     mean = torch.cat(means) + torch.cat(shifts).to(x)
     return PosteriorNormal(mean, DiagLinearOperator(torch.cat(variances).to(x)))
-
-
-def _noise_and_residual(model: ExactGP, kept: _TrainingNeighbors) -> tuple[Tensor, Tensor]:
-    """Of each row, ``(n,)``; in the first row of a point those of the mean of all of its copies."""
-    data = training_observations(model)
-    noise, residual = _noise(data), data.residual
-    noise = noise.noise if isinstance(noise, torch.nn.Module) else noise
-    noise = cast(Tensor, noise).expand(residual.shape)
-    if kept.sites is None or kept.firsts is None:
-        return noise, residual
-    sites, firsts = kept.sites.to(residual.device), kept.firsts.to(residual.device)
-    observed = ... if data.missing is None else ~data.missing
-    noise, residual = noise.double(), residual.double()
-    total = torch.zeros(len(firsts), dtype=torch.float64, device=residual.device)
-    precision = total.index_add(0, sites, 1 / noise[observed])
-    weighted = total.index_add(0, sites, residual[observed] / noise[observed])
-    mean = weighted / precision
-    return noise.index_copy(0, firsts, 1 / precision), residual.index_copy(0, firsts, mean)
 
 
 @posterior_settings()
@@ -365,7 +363,8 @@ def _nearest_rows(model: ExactGP, groups: Tensor, neighbors: int) -> Tensor:
     near = kept.index.nearest(points, neighbors).to(groups.device)
     if q == 1:
         return near
-    distances = (kept.points[near] - points.unsqueeze(-2)).square().sum(-1).view(b, -1)
+    known = kept.index if kept.points is None else kept.points
+    distances = (known[near] - points.unsqueeze(-2)).square().sum(-1).view(b, -1)
     near = near.view(b, -1).gather(-1, distances.argsort(-1))
     rows, rank = near.sort(stable=True, dim=-1)
     rank[:, 1:][rows[:, 1:] == rows[:, :-1]] = rows.shape[-1]  # near to several of the points
