@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import code
+import codeop
+from types import CodeType
 from typing import Any
 
-__all__ = ["paste"]
+__all__ = ["paste", "statements"]
 
 
-class _Prompt(code.InteractiveConsole):
-    """A prompt at which errors are raised."""
+def statements(text: str) -> list[CodeType]:
+    """What the prompt runs one after the other, of lines that are followed by an empty one.
 
-    def showtraceback(self) -> None:
-        raise
-
-    def showsyntaxerror(self, *args: Any, **kwargs: Any) -> None:
-        raise
+    An indented block ends at an empty line: one within it is a SyntaxError, as is a line without
+    indentation that follows the block directly.
+    """
+    compiled, pending = [], ""
+    for line in [*text.splitlines(), ""]:
+        pending += line
+        statement = codeop.compile_command(pending, "<stdin>", "single")
+        if statement is None:
+            pending += "\n"
+        else:
+            compiled.append(statement)
+            pending = ""
+    assert not pending, text
+    return compiled
 
 
 def paste(text: str, names: dict[str, Any]) -> None:
-    """Enters a text line by line, with a last empty line; lines run one after the other.
-
-    An indented block ends at an empty line, as at the prompt: one within it is an error, and so is
-    a line without indentation that follows it directly.
-
-    Args:
-        text: Lines of code.
-        names: What the code sees, and where its names go.
-    """
-    prompt = _Prompt(names)
-    for line in [*text.splitlines(), ""]:
-        is_open = prompt.push(line)
-    assert not is_open, text
+    """Runs lines as the prompt does, which prints the values of expressions."""
+    for statement in statements(text):
+        exec(statement, names)
