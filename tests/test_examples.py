@@ -15,11 +15,13 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from prompt import paste, statements
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 README = ROOT / "README.md"
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
+GALLERY = sorted((ROOT / "docs" / "gallery").glob("*.py"))
 SLOW = {"botorch_models", "few_shot", "large", "swap"}
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
@@ -74,7 +76,12 @@ def test_snippets_of_a_page_run(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     for code, _ in snippets(page):
-        exec(compile(code, page.name, "exec"), names)
+        paste(code, names)
+
+
+@pytest.mark.parametrize("script", [*EXAMPLES, *GALLERY], ids=lambda path: path.name)
+def test_code_of_a_page_can_be_pasted_at_the_prompt(script):
+    assert statements(script.read_text())
 
 
 def test_every_snippet_of_the_readme_has_a_test():
@@ -87,6 +94,7 @@ def test_every_snippet_of_the_readme_has_a_test():
 )
 def test_a_snippet_of_the_readme_runs_in_a_process_of_its_own(name, tmp_path):
     code, shown = snippet(name)
+    assert statements(code)  # it can be pasted at the prompt
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"MPLBACKEND": "agg"},
         check=False, capture_output=True, text=True,

@@ -17,6 +17,7 @@ def average(tensors):
 
 if dist.is_torchelastic_launched():  # by torchrun; without it there is one process
     dist.init_process_group("gloo")
+
 rank = dist.get_rank() if dist.is_initialized() else 0
 generator = torch.Generator().manual_seed(0)  # the same data in every process
 x = torch.rand(2000, 3, generator=generator)
@@ -34,5 +35,6 @@ for step in range(60):
     optimizer.step()
     if rank == 0 and step % 20 == 19:
         print(f"step {step + 1}: {objective:.2f} nats per point")
+
 if dist.is_initialized():
     dist.destroy_process_group()

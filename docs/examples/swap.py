@@ -12,12 +12,9 @@ from gpclml.mlls import ConditionalMarginalLogLikelihood
 class DeepKernelGP(gpytorch.models.ExactGP):
     def __init__(self, x, y, likelihood):
         super().__init__(x, y, likelihood)
-        self.network = Sequential(
-            Linear(64, 50), ReLU(), Linear(50, 50), ReLU(), Linear(50, 2)
-        )  # fmt: skip
+        self.network = Sequential(Linear(64, 50), ReLU(), Linear(50, 50), ReLU(), Linear(50, 2))
         self.mean_module = gpytorch.means.ConstantMean()
         self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
-
     def forward(self, x):
         covar = self.covar_module(self.network(x))
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), covar)

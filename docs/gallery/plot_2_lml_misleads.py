@@ -60,9 +60,11 @@ for n in sizes:
         rows["CLML"].append(float(gaps[1] - gaps[0]))
         gaps = [marginal_log_predictive(one, x[200:], y[200:]).mean() for one in (small, large)]
         rows["test"].append(float(gaps[1] - gaps[0]))
+
 fig, axes = plt.subplots(figsize=(8, 3.5), layout="constrained")
 for name, values in rows.items():
     axes.plot(sizes, values, "o-", label=name)
+
 axes.axhline(0, color="k", lw=0.8)
 axes.set(xlabel="n", ylabel="large less small model, nats a point")
 axes.legend(frameon=False)
@@ -82,5 +84,6 @@ with torch.no_grad():
     for order in (3, 9):
         curve = learning_curve(model_of(order, 100), orderings=100, seed=0).mean(0)
         axes.plot(range(1, 101), curve, label=f"{order} frequencies")
+
 axes.set(xlabel="number of points seen before", ylabel="log density of the next point, nats")
 axes.legend(frameon=False)

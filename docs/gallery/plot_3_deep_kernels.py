@@ -61,6 +61,7 @@ for color, (name, rows) in zip(("C1", "C0"), curves.items(), strict=True):
     axes.plot(steps, test, color=color, label=f"{name}, new digits")
     axes.plot(steps, train, "--", color=color, label=f"{name}, training digits")
     print(f"{name}: off by {test[-1]:.2f} degrees on new digits, {train[-1]:.2f} on those seen")
+
 axes.set(xlabel="steps of Adam", ylabel="error in degrees (root mean square)", ylim=(0, 20))
 axes.legend(frameon=False)
 

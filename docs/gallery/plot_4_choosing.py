@@ -60,5 +60,6 @@ from gpclml import StackedGP, marginal_log_predictive
 
 for name, model in models.items():
     print(f"{name:17s} {float(marginal_log_predictive(model, new_x, new_y).mean()):.4f}")
+
 stack = StackedGP(seed=0).fit(x, y, progress=False)
 print(f"{'stack':17s} {float(stack.predict(new_x).log_density(new_y).mean()):.4f} nats a test row")

@@ -35,6 +35,7 @@ for ax, (name, values) in zip(axes, places.items(), strict=True):
     ax.hist(values.numpy(), bins=10, range=(0, 1), color="0.7")
     ax.axhline(38, color="k", lw=0.8)
     ax.set(title=name, xlabel="share of the prediction below the target")
+
 axes[0].set_ylabel("test rows")
 
 # %%
@@ -47,6 +48,7 @@ fig, axes = plt.subplots(figsize=(4.5, 4), layout="constrained")
 for name, values in places.items():
     kept = [float(((values - 0.5).abs() < level / 2).double().mean()) for level in levels]
     axes.plot(levels, kept, "o-", ms=3, label=name)
+
 axes.plot([0, 1], [0, 1], color="k", lw=0.8)
 axes.set(xlabel="promised", ylabel="kept", aspect="equal")
 axes.legend(frameon=False)

@@ -62,6 +62,7 @@ results = {
 fig, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
 for style, (name, (_, y, _)) in zip(("-", "--"), results.items(), strict=True):
     axes.plot(problem.optimal_value - y.cummax(0).values[:, 0], style, label=name)
+
 axes.set(xlabel="evaluations", ylabel="regret", yscale="log")
 axes.legend(frameon=False)
 times = {name: seconds for name, (_, _, seconds) in results.items()}

@@ -36,6 +36,7 @@ train_on_tasks(model, mll, tasks, steps=600, tasks_per_step=8, progress=False)
 new = PeriodicTasks(support=5, queries=200, seed=1).draw(range(3))
 with torch.no_grad():
     predicted = model.eval().predict(new)
+
 fig, axes = plt.subplots(2, 3, figsize=(9, 4.5), sharex=True, sharey=True, layout="constrained")
 for k in range(3):
     x, y = new.support_x[k].double(), new.support_y[k].double()
@@ -58,4 +59,5 @@ for k in range(3):
         ax.plot(x[:, 0], y, "k.", ms=8)
         error = (mean - truth).square().mean().sqrt()
         ax.set_title(f"{name}: off by {float(error):.2f}", fontsize=9)
+
 axes[0, 0].set_ylim(-7, 7)

@@ -29,6 +29,7 @@ for order in orders:
     with torch.no_grad():
         evidence = float(log_marginal_likelihood(model))
     rows.append([evidence, float(speed.multi_sample.value), float(speed.expected.value)])
+
 evidences, ten, one = zip(*rows, strict=True)
 
 # %%
@@ -41,5 +42,6 @@ for name, values in {"log evidence": evidences, "ten draws": ten, "L, one draw":
     print(
         f"{name:13s} is largest with {orders[max(range(12), key=values.__getitem__)]} frequencies"
     )
+
 axes.set(xlabel="number of frequencies", ylabel="nats")
 axes.legend(frameon=False)

@@ -99,9 +99,11 @@ def checked(
         **shapes: Shapes by the argument's name.
 
     Examples:
+        >>> from torch import Tensor
         >>> from gpclml._utils.arguments import checked
         >>> @checked(features="(n, d)", labels="integer (n,)")
         ... def score(features: Tensor, labels: Tensor, k: int = 3): ...
+        ...
     """
     if function is not None:
         return _wrap(function, {}, False, "")

@@ -60,15 +60,11 @@ class NearestNeighbors(Conditioning):
         points in the metric, in double precision in a tree.
 
     Examples:
+        >>> import torch
+        >>> from gpclml.conditioning import NearestNeighbors
         >>> x = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
-        >>> NearestNeighbors(k=2, batch=None).split(4, points=x)
-        Split(held_out=[tensor([[0],
-                [1],
-                [2],
-                [3]])], conditioned_on=tensor([[1, 2],
-                [0, 2],
-                [1, 0],
-                [2, 1]]))
+        >>> NearestNeighbors(k=2, batch=None).split(4, points=x).conditioned_on.tolist()
+        [[1, 2], [0, 2], [1, 0], [2, 1]]
     """
 
     is_random = True

@@ -73,13 +73,14 @@ class Conditioning(ABC):
         needs_points: Whether :meth:`split` is to be given the points.
 
     Examples:
+        >>> from gpclml.conditioning import Conditioning, Split
         >>> class EveryThird(Conditioning):
         ...     def split(self, num_data, generator=None, observed=None, points=None):
         ...         rows = self.observed_rows(num_data, observed)
         ...         return Split([rows[::3].unsqueeze(0)])
+        ...
         >>> EveryThird().split(7)
         Split(held_out=[tensor([[0, 3, 6]])], conditioned_on=None)
-        >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model, EveryThird())
     """
 
     is_random = False
@@ -182,6 +183,7 @@ class RandomHoldout(Conditioning):
             blocks are drawn, too few points are left to condition on.
 
     Examples:
+        >>> from gpclml import RandomHoldout
         >>> RandomHoldout(0.2, seed=0, condition_on=3).split(10)
         Split(held_out=[tensor([[4, 1]])], conditioned_on=tensor([5, 0, 6]))
     """
@@ -231,6 +233,11 @@ class KFold(Conditioning):
 
     Raises:
         ArgumentError: If ``n_splits`` is below 2.
+
+    Examples:
+        >>> from gpclml import KFold
+        >>> KFold(3, seed=0).held_out(6)[0].tolist()
+        [[2, 5], [3, 0], [1, 4]]
     """
 
     is_random = True
@@ -259,6 +266,11 @@ class RandomOrderings(Conditioning):
 
     Raises:
         ArgumentError: If ``k`` or ``m`` is out of range.
+
+    Examples:
+        >>> from gpclml import RandomOrderings
+        >>> RandomOrderings(k=2, m=3, seed=0).held_out(5)[0].tolist()
+        [[3, 2], [1, 2]]
     """
 
     is_random = True
@@ -283,6 +295,11 @@ class LeaveOneOut(Conditioning):
     """Holds out every point by itself, given all others.
 
     (Rasmussen and Williams 2006, Section 5.4.2)
+
+    Examples:
+        >>> from gpclml import LeaveOneOut
+        >>> LeaveOneOut().held_out(3)[0].tolist()
+        [[0], [1], [2]]
     """
 
     def __init__(self) -> None:
@@ -302,6 +319,11 @@ class LastPoints(Conditioning):
     Raises:
         ArgumentError: If ``m`` is negative, or, when blocks are drawn, not below the number of
             points.
+
+    Examples:
+        >>> from gpclml import LastPoints
+        >>> LastPoints(m=3).held_out(5)
+        [tensor([[3, 4]])]
     """
 
     @checked
@@ -329,6 +351,7 @@ class HeldOut(Conditioning):
             by blocks, or, when blocks are drawn, beyond the data.
 
     Examples:
+        >>> from gpclml import HeldOut
         >>> HeldOut([0, 1, 2]).held_out(5)
         [tensor([[0, 1, 2]])]
     """

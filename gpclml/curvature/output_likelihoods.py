@@ -47,8 +47,12 @@ class GaussianWeightPrior(torch.nn.Module):
         ArgumentError: The precision is not positive, or no parameter is trainable.
 
     Examples:
+        >>> from torch.nn import Linear, Sequential, Tanh
+        >>> from gpclml import GaussianWeightPrior
+        >>> network = Sequential(Linear(3, 9), Tanh(), Linear(9, 1))
         >>> prior = GaussianWeightPrior(network, by="layer", precision=10.0)
-        >>> prior.precisions()["0.weight"]
+        >>> prior.precisions()["0.weight"].item()
+        10.0
     """
 
     @checked

@@ -94,6 +94,15 @@ class Comparison:
         m: Number of points that the CLML conditions on.
         rank_by: The criterion by which models are ranked.
         units: Units of the targets.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml import GPRegression, score_models
+        >>> x = torch.linspace(0, 1, 30, dtype=torch.float64)
+        >>> y = (9 * x).sin() + 0.2 * (70 * x).cos()
+        >>> models = {name: GPRegression(x, y, name) for name in ("rbf", "matern")}
+        >>> comparison = score_models(models)
+        >>> best, densities = comparison.table.index[0], comparison.scores["rbf"].loo
     """
 
     table: pandas.DataFrame
@@ -167,6 +176,13 @@ def score_models(
     Returns:
         The table, scores of single points and orderings, findings and sentences. The plots of this
         package take it.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml import GPRegression, score_models
+        >>> x = torch.linspace(0, 1, 30, dtype=torch.float64)
+        >>> y = (9 * x).sin() + 0.2 * (70 * x).cos()
+        >>> print(score_models({name: GPRegression(x, y, name) for name in ("rbf", "matern")}))
     """
     targets = _common_targets(models, units)
     for name in problems or ():
@@ -342,10 +358,12 @@ def compare(
         minute for n = 5000 on two cores. A linear model of R features costs n R² in place of n³.
 
     Examples:
-        >>> compare({"rbf": rbf, "deep": deep})
-        >>> comparison = score_models({"rbf": rbf, "deep": deep}, m=85)
-        >>> print(comparison)
-        >>> plot_compare(comparison).figure.savefig("criteria.png")
+        >>> import torch
+        >>> from gpclml import GPRegression, compare
+        >>> x = torch.linspace(0, 1, 30, dtype=torch.float64)
+        >>> y = (9 * x).sin() + 0.2 * (70 * x).cos()
+        >>> compare({name: GPRegression(x, y, name) for name in ("rbf", "matern")}).index.tolist()
+        ['matern', 'rbf']
     """
     return score_models(
         models, m=m, orderings=orderings, curves=curves, rank_by=rank_by, units=units, seed=seed,

@@ -41,6 +41,17 @@ class Decomposition:
         mean: ``(*batch, C, m)``; the sum over components is the posterior mean of the function.
         covariance: Of all pairs of components and of points, ``(*batch, C, C, m, m)``; the sum over
             pairs of components is the posterior covariance of the function, without noise.
+
+    Examples:
+        >>> import torch
+        >>> from gpytorch.kernels import LinearKernel, RBFKernel
+        >>> from gpclml import GPRegression, decompose
+        >>> x = torch.linspace(0, 1, 20, dtype=torch.float64)
+        >>> model = GPRegression(x, (9 * x).sin() + x, RBFKernel() + LinearKernel())
+        >>> result = decompose(model, x)
+        >>> result.mean.shape, result.covariance.shape
+        (torch.Size([3, 20]), torch.Size([3, 3, 20, 20]))
+        >>> panels = result.plot(x)
     """
 
     names: tuple[str, ...]

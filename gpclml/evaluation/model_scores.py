@@ -340,6 +340,14 @@ def stacking_weights(log_densities: ArrayLike, pseudo_counts: float = 0.0) -> Te
     Note:
         n M operations a step of sequential quadratic programming, on the CPU in float64; with
         pseudo-counts of expectation maximization, some ten to hundreds of steps.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml import GPRegression, leave_one_out, stacking_weights
+        >>> x = torch.linspace(0, 1, 30, dtype=torch.float64)
+        >>> models = [GPRegression(x, (9 * x).sin(), name) for name in ("rbf", "matern")]
+        >>> stacking_weights(torch.stack([leave_one_out(model) for model in models])).sum()
+        tensor(1., dtype=torch.float64)
     """
     from scipy.optimize import minimize
 

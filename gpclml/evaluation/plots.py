@@ -88,6 +88,14 @@ def plot_compare(
         UnsupportedError: If ``comparison`` is neither a comparison nor models.
         UnknownNameError: If there is no such criterion.
         ArgumentError: If there are several axes, or options are given with a comparison.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml import GPRegression, plot_compare
+        >>> x = torch.linspace(0, 1, 30, dtype=torch.float64)
+        >>> y = (9 * x).sin() + 0.2 * (70 * x).cos()
+        >>> axes = plot_compare({name: GPRegression(x, y, name) for name in ("rbf", "matern")})
+        >>> axes.figure.savefig("criteria.png")
     """
     compared, scores = _compared(comparison, options)
     criterion = compared.rank_by if criterion is None else criterion

@@ -47,6 +47,13 @@ def log_marginal_likelihood(model: ExactGP, *, units: Units = "original") -> Ten
 
     Note:
         n³/3 floating-point operations.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml import GPRegression, log_marginal_likelihood
+        >>> x = torch.linspace(0, 1, 30, dtype=torch.float64)
+        >>> round(log_marginal_likelihood(GPRegression(x, (9 * x).sin())).item(), 2)
+        -22.64
     """
     return conditional_log_marginal_likelihood(model, LastPoints(m=0), units=units).squeeze(-1)
 
@@ -83,8 +90,12 @@ def conditional_log_marginal_likelihood(
         One factorization; with several blocks, one inverse.
 
     Examples:
-        >>> orderings = RandomOrderings(k=100, m=90)
-        >>> conditional_log_marginal_likelihood(model, orderings).mean(-1)
+        >>> import torch
+        >>> from gpclml import GPRegression, RandomOrderings, conditional_log_marginal_likelihood
+        >>> x = torch.linspace(0, 1, 30, dtype=torch.float64)
+        >>> model, orderings = GPRegression(x, (9 * x).sin()), RandomOrderings(k=100, m=27)
+        >>> conditional_log_marginal_likelihood(model, orderings).shape
+        torch.Size([100])
     """
     data = training_observations(model)
     split = data.split(conditioning, seeded(seed))
@@ -128,6 +139,13 @@ def learning_curve(
     Note:
         n³/3 floating-point operations and one n x n matrix at a time for each ordering; about
         4 n R² for a linear model of R features, all orderings at once.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml import GPRegression, learning_curve
+        >>> x = torch.linspace(0, 1, 30, dtype=torch.float64)
+        >>> learning_curve(GPRegression(x, (9 * x).sin()), orderings=5).shape
+        torch.Size([5, 30])
     """
     data = training_observations(model)
     if data.num_tasks > 1:
@@ -159,6 +177,13 @@ def leave_one_out(model: ExactGP, *, units: Units = "original") -> Tensor:
 
     Note:
         About n³ floating-point operations.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml import GPRegression, leave_one_out
+        >>> x = torch.linspace(0, 1, 30, dtype=torch.float64)
+        >>> leave_one_out(GPRegression(x, (9 * x).sin())).shape
+        torch.Size([30])
     """
     return conditional_log_marginal_likelihood(model, LeaveOneOut(), units=units)
 
@@ -193,6 +218,14 @@ def joint_log_predictive(
 
     Note:
         (n + t)³/3 floating-point operations.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml import GPRegression, joint_log_predictive
+        >>> x, new = torch.linspace(0, 1, 30).double(), torch.tensor([0.31, 0.62]).double()
+        >>> model = GPRegression(x, (9 * x).sin())
+        >>> round(joint_log_predictive(model, new, (9 * new).sin()).item(), 2)
+        -0.97
     """
     data, held_out = predictive_observations(model, x, y, noise)
     value = data.covariance.conditional_log_density(data.residual, held_out)
@@ -231,6 +264,13 @@ def marginal_log_predictive(
 
     Note:
         About n³/3 + 3 n² t floating-point operations and no t x t matrix.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml import GPRegression, marginal_log_predictive
+        >>> x, new = torch.linspace(0, 1, 30).double(), torch.tensor([0.31, 0.62]).double()
+        >>> marginal_log_predictive(GPRegression(x, (9 * x).sin()), new, (9 * new).sin()).shape
+        torch.Size([2])
     """
     normal = marginal_predictive(model, x, noise)
     check_finite("y", y)

@@ -76,6 +76,13 @@ def waic(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCriterio
 
     Note:
         S N operations.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml import waic
+        >>> draws = torch.randn(200, 1, dtype=torch.float64) / 20**0.5  # of the mean of y
+        >>> y = torch.linspace(-1, 1, 20, dtype=torch.float64)
+        >>> result = waic(torch.distributions.Normal(draws, 1.0).log_prob(y))
     """
     _check_draws(log_likelihoods, 2)
     fit = torch.logsumexp(log_likelihoods, dim=0) - math.log(len(log_likelihoods))
@@ -109,6 +116,13 @@ def psis_loo(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCrit
 
     Note:
         S log S operations a point, in float64 on the CPU; without a gradient.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml import psis_loo
+        >>> draws = torch.randn(200, 1, dtype=torch.float64) / 20**0.5  # of the mean of y
+        >>> y = torch.linspace(-1, 1, 20, dtype=torch.float64)
+        >>> result = psis_loo(torch.distributions.Normal(draws, 1.0).log_prob(y))
     """
     _check_draws(log_likelihoods, _FEWEST_PSIS_DRAWS)
     draws = log_likelihoods.detach().to("cpu", torch.float64)

@@ -227,13 +227,16 @@ class SumOfTrainingLosses:
     for, so that a step does not wait for an accelerator.
 
     Examples:
-        >>> speed = SumOfTrainingLosses()
-        >>> for x, y in loader:
-        ...     loss = criterion(network(x), y)
-        ...     speed.update(loss, len(y))
-        ...     ...
+        >>> import torch
+        >>> from gpclml.evidence.training_speed import SumOfTrainingLosses
+        >>> x, speed = torch.rand(20, 1), SumOfTrainingLosses()
+        >>> network = torch.nn.Linear(1, 1)
+        >>> for batch in x.split(5):
+        ...     loss = (network(batch) - batch.sin()).square().mean()
+        ...     speed.update(loss, len(batch))  # and a step of an optimizer
+        ...
         >>> speed.end_epoch()
-        >>> speed.sum()
+        >>> total = speed.sum()
     """
 
     def __init__(self) -> None:

@@ -104,6 +104,15 @@ def fit_batch(
 
     Note:
         A step has the overhead of one single step, and k times the floating-point operations.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml import ConditionalMarginalLogLikelihood, GPRegression, fit_batch
+        >>> x = torch.rand(30, 2, dtype=torch.float64)
+        >>> models = [GPRegression(x, (k * x).sum(-1).sin(), "deep_bottleneck") for k in (1, 2, 3)]
+        >>> mlls = [ConditionalMarginalLogLikelihood(model.likelihood, model) for model in models]
+        >>> [len(result.history) for result in fit_batch(mlls, steps=20)]
+        [20, 20, 20]
     """
     check_counts(steps=steps)
     check_positive(lr=lr)

@@ -72,6 +72,7 @@ def fit_gpytorch_mll_fused(
             score first points.
 
     Examples:
+        >>> import torch
         >>> from botorch.fit import fit_gpytorch_mll
         >>> from botorch.models import SingleTaskGP
         >>> from gpytorch.mlls import ExactMarginalLogLikelihood

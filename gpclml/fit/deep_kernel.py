@@ -89,8 +89,11 @@ def warm_start(model: GPRegression) -> FitResult:
         One line search, O(n^3) an iteration.
 
     Examples:
-        >>> model = GPRegression(x, y, kernel="deep")
-        >>> fit = warm_start(model)
+        >>> import torch
+        >>> from gpclml import GPRegression
+        >>> from gpclml.fit import warm_start
+        >>> x = torch.rand(50, 3, dtype=torch.float64)
+        >>> fit = warm_start(GPRegression(x, x.sum(-1).sin(), kernel="deep"))
     """
     return _warm_start(model, LastPoints(m=0))
 

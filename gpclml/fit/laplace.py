@@ -235,8 +235,14 @@ def fit_map(
         FitWarning: Outputs are of another size than targets, as with targets in raw units.
 
     Examples:
-        >>> fit_map(mll, train_x, train_y, epochs=50, batch_size=128, final_lr=1e-5)
-        >>> evidence = mll(model(train_x), train_y).item()
+        >>> import torch
+        >>> from gpytorch.likelihoods import GaussianLikelihood
+        >>> from gpclml import MLP, LaplaceMarginalLogLikelihood, LinearizedNetwork, fit_map
+        >>> x = torch.linspace(-1, 1, 100).unsqueeze(-1)
+        >>> model = LinearizedNetwork(MLP([1, 20, 1]))
+        >>> mll = LaplaceMarginalLogLikelihood(GaussianLikelihood(), model, num_data=100)
+        >>> result = fit_map(mll, x, (3 * x[:, 0]).sin(), epochs=50, lr=0.01, final_lr=1e-4)
+        >>> evidence = mll(model(x), (3 * x[:, 0]).sin())
     """
     check_counts(epochs=epochs, batch_size=batch_size)
     check_positive(lr=lr, final_lr=final_lr)
@@ -324,6 +330,15 @@ def fit_online(
 
     Warns:
         FitWarning: Outputs are of another size than targets, as with targets in raw units.
+
+    Examples:
+        >>> import torch
+        >>> from gpytorch.likelihoods import GaussianLikelihood
+        >>> from gpclml import MLP, LaplaceMarginalLogLikelihood, LinearizedNetwork, fit_online
+        >>> x = torch.linspace(-1, 1, 100).unsqueeze(-1)
+        >>> model = LinearizedNetwork(MLP([1, 20, 1]))
+        >>> mll = LaplaceMarginalLogLikelihood(GaussianLikelihood(), model, num_data=100)
+        >>> result = fit_online(mll, x, (3 * x[:, 0]).sin(), epochs=20, burn_in=5, lr=0.01)
     """
     check_counts(
         epochs=epochs, batch_size=batch_size, hyper_steps=hyper_steps, every=every,

@@ -123,6 +123,14 @@ def fit_networks(
 
     Note:
         At most one training for each fold used, and one on all data.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml import ConditionalMarginalLogLikelihood, GPRegression, fit_networks
+        >>> x = torch.rand(60, 3, dtype=torch.float64)
+        >>> model = GPRegression(x, (9 * x.prod(-1)).sin(), kernel="deep")
+        >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
+        >>> result = fit_networks(mll, steps=20)
     """
     start, model = time.perf_counter(), mll.model
     if not isinstance(model, GPRegression) or not find_networks(model):

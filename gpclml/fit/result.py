@@ -17,7 +17,13 @@ Problem = Literal[
 
 
 class FitWarning(RuntimeWarning):
-    """A fit failed, or ended where it is of little use."""
+    """A fit failed, or ended where it is of little use.
+
+    Examples:
+        >>> import warnings
+        >>> from gpclml import FitWarning
+        >>> warnings.simplefilter("error", FitWarning)  # a fit of little use ends the program
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

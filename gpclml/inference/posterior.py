@@ -467,10 +467,12 @@ class IterativePosterior:
         covariance, and a chunk of its rows.
 
     Examples:
-        >>> from gpclml.inference import IterativePosterior
-        >>> posterior = IterativePosterior(model)
-        >>> posterior.report.mean_error
-        >>> posterior.mean(x_new), posterior.variance(x_new)
+        >>> import torch
+        >>> from gpclml import GPRegression, IterativePosterior
+        >>> x = torch.rand(500, 2, dtype=torch.float64)
+        >>> posterior = IterativePosterior(GPRegression(x, x.sum(-1).sin()))
+        >>> error = posterior.report.mean_error
+        >>> mean, variance = posterior.mean(x[:3]), posterior.variance(x[:3])
     """
 
     @checked

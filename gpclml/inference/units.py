@@ -99,9 +99,9 @@ class PosteriorNormal(MultivariateNormal):
         validate_args: As for GPyTorch's.
 
     Examples:
+        >>> import torch
         >>> from gpclml.inference import PosteriorNormal
-        >>> normal = PosteriorNormal(torch.zeros(2), 1e-20 * torch.eye(2))
-        >>> normal.stddev
+        >>> PosteriorNormal(torch.zeros(2), 1e-20 * torch.eye(2)).stddev
         tensor([1.0000e-10, 1.0000e-10])
     """
 

@@ -63,9 +63,10 @@ class DeepKernel(JointKernel):
             features, not the inputs.
 
     Examples:
-        >>> base = gpytorch.kernels.RBFKernel(ard_num_dims=3 + 2)
+        >>> from gpytorch.kernels import RBFKernel, ScaleKernel
+        >>> from gpclml import MLP, DeepKernel
         >>> network = MLP([3, 50, 50, 2], output_scale=1e-3)
-        >>> kernel = gpytorch.kernels.ScaleKernel(DeepKernel(network, base))
+        >>> kernel = ScaleKernel(DeepKernel(network, RBFKernel(ard_num_dims=3 + 2)))
     """
 
     @checked
@@ -141,6 +142,8 @@ class SkipFeatures(torch.nn.Module):
             that is not positive.
 
     Examples:
+        >>> import torch
+        >>> from gpclml.kernels import SkipFeatures
         >>> SkipFeatures([3, 50, 50, 2])(torch.randn(10, 3)).shape
         torch.Size([10, 5])
     """
@@ -187,8 +190,9 @@ class NetworkMean(Mean):
         network: Maps ``(*batch, n, d)`` to ``(*batch, n, 1)``.
 
     Examples:
-        >>> mean = NetworkMean(MLP([3, 50, 50, 1]))
-        >>> mean(torch.randn(10, 3)).shape
+        >>> import torch
+        >>> from gpclml import MLP, NetworkMean
+        >>> NetworkMean(MLP([3, 50, 50, 1]))(torch.randn(10, 3)).shape
         torch.Size([10])
     """
 
@@ -221,7 +225,9 @@ class CosineSimilarityKernel(JointKernel):
     number of columns. The zero vector has covariance zero with every point, itself included.
 
     Examples:
-        >>> kernel = gpytorch.kernels.ScaleKernel(CosineSimilarityKernel())
+        >>> from gpytorch.kernels import ScaleKernel
+        >>> from gpclml.kernels import CosineSimilarityKernel
+        >>> kernel = ScaleKernel(CosineSimilarityKernel())
     """
 
     @override
@@ -248,6 +254,9 @@ class NeuralTangentKernel(JointKernel):
         prior: Prior over its trainable parameters.
 
     Examples:
+        >>> from gpclml import MLP, GaussianWeightPrior
+        >>> from gpclml.kernels import NeuralTangentKernel
+        >>> network = MLP([3, 50, 1])
         >>> kernel = NeuralTangentKernel(network, GaussianWeightPrior(network))
     """
 

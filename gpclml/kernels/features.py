@@ -122,6 +122,7 @@ class FeatureKernel(JointKernel):
         ArgumentError: A prior variance is not positive.
 
     Examples:
+        >>> from gpclml.kernels import FeatureKernel, PolynomialFeatures
         >>> kernel = FeatureKernel(PolynomialFeatures(3))
     """
 
@@ -266,8 +267,11 @@ class RandomFourierFeatures(gpytorch.Module):
         ShapeError: Weight and bias are not of these shapes.
 
     Examples:
-        >>> features = RandomFourierFeatures(num_inputs=3, num_features=500)
-        >>> model = BayesianLinearModel(x, y, features)
+        >>> import torch
+        >>> from gpclml import BayesianLinearModel
+        >>> from gpclml.kernels import RandomFourierFeatures
+        >>> x, features = torch.rand(40, 3), RandomFourierFeatures(num_inputs=3, num_features=50)
+        >>> model = BayesianLinearModel(x, x.sum(-1), features)
     """
 
     weight: Tensor

@@ -41,6 +41,8 @@ class MLP(torch.nn.Sequential):
         ArgumentError: Fewer than two sizes, or a size that is not a positive integer.
 
     Examples:
+        >>> import torch
+        >>> from gpclml import MLP
         >>> network = MLP([3, 50, 50, 2], generator=torch.Generator().manual_seed(1))
         >>> network(torch.randn(10, 3)).shape
         torch.Size([10, 2])

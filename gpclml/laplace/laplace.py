@@ -126,12 +126,13 @@ class Laplace:
         output_temperature: The divisor T of outputs; in regression, a factor of the noise.
 
     Examples:
-        >>> from torch.utils.data import DataLoader, TensorDataset
-        >>> loader = DataLoader(TensorDataset(train_x, train_y), batch_size=50)
+        >>> import torch
+        >>> from gpclml import MLP, Laplace
+        >>> x = torch.linspace(-1, 1, 100).unsqueeze(-1)
+        >>> network, y = MLP([1, 20, 1]), (3 * x[:, 0]).sin()  # train the network before
         >>> posterior = Laplace(network.eval(), "regression", structure="full")
-        >>> _ = posterior.fit(loader, validation=(x[:20], y[:20]))
-        >>> predicted = posterior.predict(x[:3])
-        >>> predicted.mean, predicted.stddev
+        >>> predicted = posterior.fit((x, y), validation=(x[:20], y[:20])).predict(x[:3])
+        >>> mean, stddev = predicted.mean, predicted.stddev
     """
 
     log_evidence: float

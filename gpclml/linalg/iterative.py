@@ -96,6 +96,13 @@ class ConjugateGradients:
 
     Raises:
         ArgumentError: A value is out of its range.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml import ConjugateGradients, GPRegression
+        >>> x = torch.rand(500, 2, dtype=torch.float64)
+        >>> model = GPRegression(x, x.sum(-1).sin())
+        >>> mean = model.predict(x[:3], solver=ConjugateGradients(tolerance=1e-4)).mean
     """
 
     tolerance: float = 1e-3

@@ -29,6 +29,8 @@ class ConvBlocks(torch.nn.Module):
         generator: Source of the start; seed 0 if None.
 
     Examples:
+        >>> import torch
+        >>> from gpclml.meta import ConvBlocks
         >>> ConvBlocks(2)(torch.rand(10, 1, 8, 8)).shape
         torch.Size([10, 256])
     """
@@ -78,6 +80,8 @@ class Conv4(ConvBlocks):
         generator: Source of the start; seed 0 if None.
 
     Examples:
+        >>> import torch
+        >>> from gpclml.meta import Conv4
         >>> Conv4()(torch.rand(10, 1, 28, 28)).shape
         torch.Size([10, 64])
     """

@@ -80,8 +80,11 @@ class DeepKernelTransfer(ExactGP):
         ArgumentError: ``num_features`` is below 1.
 
     Examples:
-        >>> model = DeepKernelTransfer(Conv4(), "cosine", num_features=64)
-        >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=5))
+        >>> from gpclml import MLP, ConditionalMarginalLogLikelihood, DeepKernelTransfer, LastPoints
+        >>> from gpclml.meta import PeriodicTasks
+        >>> model = DeepKernelTransfer(MLP([1, 40, 40]), "rbf")
+        >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=10))
+        >>> episodes = PeriodicTasks(support=10, queries=5).draw(range(8))
         >>> loss = -model.objective(mll, episodes).mean()
     """
 

@@ -207,11 +207,12 @@ class ImageTasks(NumberedTasks):
             images, or tensors come without labels.
 
     Examples:
+        >>> import torch
+        >>> from gpclml.meta import ImageTasks
+        >>> images, labels = torch.rand(120, 1, 28, 28), torch.arange(120) % 6
         >>> tasks = ImageTasks(images, labels, ways=5, shots=1, queries=16)
         >>> tasks.draw(range(8)).support_x.shape
         torch.Size([8, 5, 1, 28, 28])
-        >>> from torch.utils.data import TensorDataset
-        >>> tasks = ImageTasks(TensorDataset(images, labels), ways=5, shots=1, queries=16)
     """
 
     @checked(images="(N, channels, height, width)", labels="integer (N,)")

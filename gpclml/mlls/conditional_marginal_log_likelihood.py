@@ -116,7 +116,10 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         carry through. Second derivatives are refused.
 
     Examples:
-        >>> model = GPRegression(train_x, train_y, "deep_bottleneck")
+        >>> import torch
+        >>> from gpclml import ConditionalMarginalLogLikelihood, GPRegression
+        >>> x = torch.rand(50, 3, dtype=torch.float64)
+        >>> model = GPRegression(x, x.sum(-1).sin(), "deep_bottleneck")
         >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
         >>> loss = -mll(model(*model.train_inputs), model.train_targets)
         >>> loss.backward()
@@ -295,9 +298,11 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
             ArgumentError: A step would need more memory than there is.
 
         Examples:
-            >>> model = GPRegression(train_x, train_y)
-            >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
-            >>> mll.road().way
+            >>> import torch
+            >>> from gpclml import ConditionalMarginalLogLikelihood, GPRegression
+            >>> x = torch.rand(50, 3, dtype=torch.float64)
+            >>> model = GPRegression(x, x.sum(-1).sin())
+            >>> ConditionalMarginalLogLikelihood(model.likelihood, model).road().way
             'closed form, Cholesky'
         """
         model = cast(ExactGP, self.model)
@@ -355,10 +360,12 @@ class ExactMarginalLogLikelihood(ConditionalMarginalLogLikelihood):
         model: An exact GP of GPyTorch or BoTorch.
 
     Examples:
-        >>> model = GPRegression(train_x, train_y)
+        >>> import torch
+        >>> from gpclml import ExactMarginalLogLikelihood, GPRegression
+        >>> x = torch.rand(50, 3, dtype=torch.float64)
+        >>> model = GPRegression(x, x.sum(-1).sin())
         >>> mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        >>> loss = -mll(model(*model.train_inputs), model.train_targets)
-        >>> loss.backward()
+        >>> (-mll(model(*model.train_inputs), model.train_targets)).backward()
     """
 
     @checked
@@ -382,10 +389,12 @@ class LeaveOneOutPseudoLikelihood(ConditionalMarginalLogLikelihood):
         model: An exact GP of GPyTorch or BoTorch.
 
     Examples:
-        >>> model = GPRegression(train_x, train_y)
+        >>> import torch
+        >>> from gpclml import GPRegression, LeaveOneOutPseudoLikelihood
+        >>> x = torch.rand(50, 3, dtype=torch.float64)
+        >>> model = GPRegression(x, x.sum(-1).sin())
         >>> mll = LeaveOneOutPseudoLikelihood(model.likelihood, model)
-        >>> loss = -mll(model(*model.train_inputs), model.train_targets)
-        >>> loss.backward()
+        >>> (-mll(model(*model.train_inputs), model.train_targets)).backward()
     """
 
     @checked

@@ -71,8 +71,12 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         ArgumentError: ``num_data`` is below 1 or the temperature not positive.
 
     Examples:
-        >>> mll = LaplaceMarginalLogLikelihood(likelihood, model, num_data=len(x))
-        >>> loss = -mll(model(x), y)
+        >>> import torch
+        >>> from gpytorch.likelihoods import GaussianLikelihood
+        >>> from gpclml import MLP, LaplaceMarginalLogLikelihood, LinearizedNetwork
+        >>> x, model = torch.rand(50, 3), LinearizedNetwork(MLP([3, 20, 1]))
+        >>> mll = LaplaceMarginalLogLikelihood(GaussianLikelihood(), model, num_data=50)
+        >>> loss = -mll(model(x), x.sum(-1).sin())
     """
 
     likelihood: Likelihood

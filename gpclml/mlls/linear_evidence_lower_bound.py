@@ -88,8 +88,13 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
         where there are fewer features than points.
 
     Examples:
+        >>> import torch
+        >>> from gpclml import BayesianLinearModel, LinearEvidenceLowerBound
+        >>> from gpclml.linalg.gaussians import LowRankFamily
+        >>> x = torch.rand(50, 3)
+        >>> model = BayesianLinearModel(x, x.sum(-1))
         >>> mll = LinearEvidenceLowerBound(model.likelihood, model, LowRankFamily(rank=2))
-        >>> loss = -mll(model(train_x), train_y)
+        >>> loss = -mll(model(*model.train_inputs), model.train_targets)
     """
 
     model: BayesianLinearModel

@@ -48,9 +48,13 @@ class SumMarginalLogLikelihood(gpytorch.mlls.SumMarginalLogLikelihood):
         UnsupportedError: ``mll_cls`` is an objective itself.
 
     Examples:
-        >>> models = ModelListGP(DeepKernelGP(x, y), DeepKernelGP(x, -y))
-        >>> mll = SumMarginalLogLikelihood(models.likelihood, models)
-        >>> fit_gpytorch_mll(mll)
+        >>> import torch
+        >>> from botorch.fit import fit_gpytorch_mll
+        >>> from botorch.models import ModelListGP, SingleTaskGP
+        >>> from gpclml import SumMarginalLogLikelihood
+        >>> x = torch.rand(20, 2, dtype=torch.float64)
+        >>> models = ModelListGP(*(SingleTaskGP(x, (k * x).sum(-1, True).sin()) for k in (1, 2)))
+        >>> _ = fit_gpytorch_mll(SumMarginalLogLikelihood(models.likelihood, models))
     """
 
     @checked

@@ -92,7 +92,10 @@ class RegressionGP(ExactGP):
             the kernel's outputscale as variances. Weights of networks are counted, in one row.
 
         Examples:
-            >>> model.summary().loc["GaussianLikelihood.noise", "original"] ** 0.5
+            >>> import torch
+            >>> from gpclml import GPRegression
+            >>> x = torch.linspace(0, 1, 30, dtype=torch.float64)
+            >>> noise = GPRegression(x, 9 * x).summary().loc["GaussianLikelihood.noise", "original"]
         """
         import pandas
 

@@ -96,10 +96,14 @@ class DeepKernelGP(SingleTaskGP):
         InputDataError: NaN values, or different dtypes.
 
     Examples:
-        >>> model = DeepKernelGP(train_X, train_Y)
-        >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
-        >>> fit_gpytorch_mll(mll)
-        >>> model.posterior(X).mean
+        >>> import torch
+        >>> from botorch.fit import fit_gpytorch_mll
+        >>> from gpclml import ConditionalMarginalLogLikelihood
+        >>> from gpclml.models.botorch import DeepKernelGP
+        >>> X = torch.rand(20, 2, dtype=torch.float64)
+        >>> model = DeepKernelGP(X, X.sum(-1, keepdim=True).sin())
+        >>> mll = fit_gpytorch_mll(ConditionalMarginalLogLikelihood(model.likelihood, model))
+        >>> mean = model.posterior(X[:3]).mean
     """
 
     neighbors: int | Literal["auto"] | None = None

@@ -64,9 +64,13 @@ class BayesianLinearModel(RegressionGP):
         ArgumentError: A variance is not positive, or a dtype cannot be factored.
 
     Examples:
-        >>> model = BayesianLinearModel(x, y, FourierFeatures(9), noise=0.01)
-        >>> log_marginal_likelihood(model), learning_curve(model, orderings=100)
-        >>> model.weight_posterior().mean
+        >>> import torch
+        >>> from gpclml import BayesianLinearModel, learning_curve, log_marginal_likelihood
+        >>> from gpclml.kernels import FourierFeatures
+        >>> x = torch.linspace(0, 1, 40)
+        >>> model = BayesianLinearModel(x, x.sin(), FourierFeatures(9), noise=0.01)
+        >>> evidence, curves = log_marginal_likelihood(model), learning_curve(model, orderings=100)
+        >>> weights = model.weight_posterior().mean
     """
 
     likelihood: GaussianLikelihood
@@ -218,9 +222,12 @@ class LinearizedNetwork(GP):
             parameters are hyperparameters.
 
     Examples:
-        >>> model = LinearizedNetwork(network, GaussianWeightPrior(network, "layer"))
-        >>> mll = LaplaceMarginalLogLikelihood(likelihood, model, num_data=len(train_x))
-        >>> loss = -mll(model(batch_x), batch_y)
+        >>> import torch
+        >>> from gpytorch.likelihoods import GaussianLikelihood
+        >>> from gpclml import MLP, LaplaceMarginalLogLikelihood, LinearizedNetwork
+        >>> x, model = torch.rand(50, 3), LinearizedNetwork(MLP([3, 20, 1]))
+        >>> mll = LaplaceMarginalLogLikelihood(GaussianLikelihood(), model, num_data=len(x))
+        >>> loss = -mll(model(x[:10]), x[:10].sum(-1))
     """
 
     @checked
@@ -297,9 +304,13 @@ class LinearizedGP(RegressionGP):
         network: The network, of one output, and its prior.
 
     Examples:
-        >>> gp = LinearizedGP(train_x, train_y, likelihood, LinearizedNetwork(network))
-        >>> mll = ConditionalMarginalLogLikelihood(likelihood, gp)
-        >>> value = mll(gp(train_x), train_y)
+        >>> import torch
+        >>> from gpytorch.likelihoods import GaussianLikelihood
+        >>> from gpclml import MLP, LinearizedNetwork, log_marginal_likelihood
+        >>> from gpclml.models import LinearizedGP
+        >>> x, network = torch.rand(50, 3), LinearizedNetwork(MLP([3, 20, 1]))
+        >>> model = LinearizedGP(x, x.sum(-1), GaussianLikelihood(), network)
+        >>> evidence = log_marginal_likelihood(model)
     """
 
     @checked(train_x="float (N, *event)", train_y="float (N,)")

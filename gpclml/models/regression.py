@@ -141,10 +141,14 @@ class GPRegression(RegressionGP):
         UnknownNameError: A kernel or mean name that is not known.
 
     Examples:
-        >>> model = GPRegression(x, y)
-        >>> mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-        >>> botorch.fit.fit_gpytorch_mll(mll)
-        >>> model.predict(x_new).mean
+        >>> from botorch.fit import fit_gpytorch_mll
+        >>> from gpytorch.mlls import ExactMarginalLogLikelihood
+        >>> from sklearn.datasets import load_diabetes
+        >>> from gpclml import GPRegression
+        >>> x, y = load_diabetes(return_X_y=True, scaled=False)
+        >>> model = GPRegression(x[:100], y[:100])
+        >>> mll = fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        >>> mean = model.predict(x[100:]).mean
     """
 
     likelihood: _GaussianLikelihoodBase
@@ -425,9 +429,11 @@ class GPRegression(RegressionGP):
             ShapeError, NonFiniteError: As :meth:`predict`.
 
         Examples:
-            >>> model = GPRegression(x, y)
-            >>> model.posterior(x_new).mean.shape[-1]
-            1
+            >>> import torch
+            >>> from gpclml import GPRegression
+            >>> x = torch.rand(20, 2, dtype=torch.float64)
+            >>> GPRegression(x, x.sum(-1).sin()).posterior(x[:3]).mean.shape
+            torch.Size([3, 1])
         """
         load_botorch()
         from botorch.posteriors import GPyTorchPosterior
@@ -516,8 +522,11 @@ class GPRegression(RegressionGP):
             ShapeError, UnsupportedError: As :meth:`condition_on_observations`.
 
         Examples:
+            >>> import torch
             >>> from botorch.acquisition import qKnowledgeGradient
-            >>> acquisition = qKnowledgeGradient(model, num_fantasies=8)
+            >>> from gpclml import GPRegression
+            >>> x = torch.rand(20, 2, dtype=torch.float64)
+            >>> acquisition = qKnowledgeGradient(GPRegression(x, x.sum(-1).sin()), num_fantasies=8)
         """
         noise = True if observation_noise is None else observation_noise
         draws = sampler(self.posterior(X, observation_noise=noise))

@@ -58,8 +58,10 @@ class StackedPrediction:
             transformed targets.
 
     Examples:
-        >>> one = torch.ones(1, 1)
-        >>> normal = StackedPrediction(one[0], one, 2 * one, torch.inf * one[0])
+        >>> import torch
+        >>> from gpclml.tables import StackedPrediction
+        >>> ones = torch.ones(1, 1)
+        >>> normal = StackedPrediction(ones[0], ones, 2 * ones, torch.inf * ones[0])
         >>> normal.mean, normal.std
         (tensor([1.]), tensor([2.]))
     """

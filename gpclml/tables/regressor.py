@@ -105,9 +105,12 @@ class Regressor(RegressorMixin, BaseEstimator):
             fit, or anything that scikit-learn refuses for all estimators.
 
     Examples:
-        >>> regressor = Regressor(candidates=("linear", "matern")).fit(x, y)
-        >>> mean, std = regressor.predict(x_new, return_std=True)
-        >>> mean, limits = regressor.predict(x_new, quantiles=(0.05, 0.95))
+        >>> from sklearn.datasets import load_diabetes
+        >>> from gpclml import Regressor
+        >>> x, y = load_diabetes(return_X_y=True, scaled=False)
+        >>> regressor = Regressor(candidates=("linear", "matern")).fit(x[:100], y[:100])
+        >>> mean, std = regressor.predict(x[100:], return_std=True)
+        >>> mean, limits = regressor.predict(x[100:], quantiles=(0.05, 0.95))
     """
 
     # Set by scikit-learn's own check of a fit's rows.

@@ -98,10 +98,12 @@ class StackedGP:
         ArgumentError: A number is out of range, or no candidate is named.
 
     Examples:
-        >>> stack = StackedGP(candidates=["linear", "matern"]).fit(x, y)
-        >>> prediction = stack.predict(x_new)
-        >>> lower, upper = prediction.interval(0.9)
-        >>> stack.summary()
+        >>> from sklearn.datasets import load_diabetes
+        >>> from gpclml import StackedGP
+        >>> x, y = load_diabetes(return_X_y=True, scaled=False)
+        >>> stack = StackedGP(candidates=["linear", "matern"]).fit(x[:100], y[:100])
+        >>> lower, upper = stack.predict(x[100:]).interval(0.9)
+        >>> table = stack.summary()
     """
 
     @checked
