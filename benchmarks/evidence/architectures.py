@@ -69,12 +69,12 @@ def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
         density and calibration error; of the mode also at its training points (``_train``).
     """
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
-    part = _scores_of_a_part(data, cell)
+    held_out = _held_out_scores(data, cell)
     whole, ensemble = _trained_ensemble(data.train_x, data.train_y, cell)
     return {
-        **{name: value for name, value in part.items() if not name.startswith("_")},
+        **{name: value for name, value in held_out.items() if not name.startswith("_")},
         **_evidences(whole, data, cell["precision"]),
-        **_test_scores(whole, ensemble, data, part, cell),
+        **_test_scores(whole, ensemble, data, held_out, cell),
         **_online_scores(data, cell),
         "parameters": float(sum(p.numel() for p in _network(whole).parameters())),
     }
@@ -114,7 +114,7 @@ def _network(mll: LaplaceMarginalLogLikelihood) -> torch.nn.Module:
     return cast(torch.nn.Module, cast(Any, mll.model).network)
 
 
-def _scores_of_a_part(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
+def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
     x, y = data.train_x, data.train_y
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(cell["seed"]))
     first, second = round(0.8 * len(x)), round(0.05 * len(x))
@@ -122,32 +122,32 @@ def _scores_of_a_part(data: Images, cell: Mapping[str, Any]) -> dict[str, float]
     (seen, seen_y), scaling, held_out = ((x[rows], y[rows]) for rows in split)
     mll, ensemble = _trained_ensemble(seen, seen_y, cell)
     start = _network(mll)
-    at_held_out = outputs_at(start, held_out[0])
-    validation = predictive_scores(mll, at_held_out.unsqueeze(0), held_out[1], "held_out")
+    held_out_outputs = outputs_at(start, held_out[0])
+    validation = predictive_scores(mll, held_out_outputs.unsqueeze(0), held_out[1], "held_out")
     every = outputs_at(start, torch.cat([scaling[0], held_out[0]]))
     evidence = evidence_of_all(mll, seen, seen_y)
     weights = evidence.sample_weights(_DRAWS)
     with warnings.catch_warnings():  # the number of effective draws is in the results
         warnings.filterwarnings("ignore", ".* draws have nearly all the weight")
-        found = estimate_conditional_log_density(
+        estimate = estimate_conditional_log_density(
             cast(Likelihood, mll.likelihood), partial(linearized_outputs, start),
             weights, held_out, scaling=scaling, center=_mode(start), scale_by="accuracy",
         )  # fmt: skip
-    clml = laplace_conditional_log_density(evidence, held_out, scale=found.scale)
+    clml = laplace_conditional_log_density(evidence, held_out, scale=estimate.scale)
     draws = sample_sgld(mll, seen, seen_y, seed=cell["seed"], progress=False, **_SGLD)
-    by_draws: dict[str, float] = {}
+    sampled_clml: dict[str, float] = {}
     for name, some in _averaged(draws, ensemble, cell["members"]).items():
         outputs = sampled_outputs(start, some, held_out[0])
         joint = joint_log_density(cast(Likelihood, mll.likelihood), outputs, held_out[1])
-        by_draws[f"clml_{name}"] = joint.value / found.num_held_out
+        sampled_clml[f"clml_{name}"] = joint.value / estimate.num_held_out
     return {
-        **by_draws,
-        "clml": clml / found.num_held_out,
-        "clml_sampled": found.joint.value / found.num_held_out,
-        "clml_draws": found.joint.effective_draws,
-        "clml_marginal": found.marginal,
-        "posterior_scale": found.scale,
-        "posterior_at_edge": float(found.scale_at_edge),
+        **sampled_clml,
+        "clml": clml / estimate.num_held_out,
+        "clml_sampled": estimate.joint.value / estimate.num_held_out,
+        "clml_draws": estimate.joint.effective_draws,
+        "clml_marginal": estimate.marginal,
+        "posterior_scale": estimate.scale,
+        "posterior_at_edge": float(estimate.scale_at_edge),
         "validation": validation["log_density_held_out"],
         "_temperature": fit_temperature(every, torch.cat([scaling[1], held_out[1]])),
     }
@@ -161,13 +161,13 @@ def _evidences(
     mll: LaplaceMarginalLogLikelihood, data: Images, precision: float
 ) -> dict[str, float]:
     x, y = data.train_x, data.train_y
-    found: dict[str, float] = {}
+    evidences: dict[str, float] = {}
     for by in ("network", "layer"):
         fitted = objective(_network(mll), len(x), precision, by)
         fit = fit_hyperparameters(fitted, x, y, steps=100, batch_size=500, progress=False)
-        found["lml"] = fit.history[0]
-        found["lml_global" if by == "network" else "lml_layer"] = fit.objective
-    return found
+        evidences["lml"] = fit.history[0]
+        evidences["lml_global" if by == "network" else "lml_layer"] = fit.objective
+    return evidences
 
 
 def _online_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
@@ -187,26 +187,26 @@ def _test_scores(
     mll: LaplaceMarginalLogLikelihood,
     ensemble: Mapping[str, torch.Tensor],
     data: Images,
-    part: Mapping[str, float],
+    held_out: Mapping[str, float],
     cell: Mapping[str, Any],
 ) -> dict[str, float]:
     model = _network(mll)
     weights = evidence_of_all(mll, data.train_x, data.train_y).sample_weights(_TEST_DRAWS)
-    weights = rescaled(weights, part["posterior_scale"], _mode(model))
+    weights = rescaled(weights, held_out["posterior_scale"], _mode(model))
     outputs = {
         "map": outputs_at(model, data.test_x).unsqueeze(0),
         "bma": linearized_outputs(model, weights, [(data.test_x,)]),
     }
-    at_train = outputs_at(model, data.train_x).unsqueeze(0)
-    scores = dict(predictive_scores(mll, at_train, data.train_y, "train"))
-    for label, at_test in outputs.items():
-        scores |= predictive_scores(mll, at_test, data.test_y, label)
-        tempered = at_test / part["_temperature"]
+    train_outputs = outputs_at(model, data.train_x).unsqueeze(0)
+    scores = dict(predictive_scores(mll, train_outputs, data.train_y, "train"))
+    for label, test_outputs in outputs.items():
+        scores |= predictive_scores(mll, test_outputs, data.test_y, label)
+        tempered = test_outputs / held_out["_temperature"]
         scores |= predictive_scores(mll, tempered, data.test_y, f"{label}_tempered")
     draws = sample_sgld(mll, data.train_x, data.train_y, seed=cell["seed"], progress=False, **_SGLD)
     for label, some in _averaged(draws, ensemble, cell["members"]).items():
-        at_test = sampled_outputs(model, some, data.test_x)
-        scores |= predictive_scores(mll, at_test, data.test_y, label)
+        test_outputs = sampled_outputs(model, some, data.test_x)
+        scores |= predictive_scores(mll, test_outputs, data.test_y, label)
     return scores
 
 
@@ -240,9 +240,9 @@ def run_size(cell: Mapping[str, Any]) -> dict[str, float]:
     next_x, next_y = data.train_x[ahead], data.train_y[ahead]
     following = {}
     if len(next_y) == n:
-        at_next = outputs_at(start, next_x).unsqueeze(0)
-        found = predictive_scores(mll, at_next, next_y, "next")
-        following = {"next_log_density": found["log_density_next"]}
+        next_outputs = outputs_at(start, next_x).unsqueeze(0)
+        next_scores = predictive_scores(mll, next_outputs, next_y, "next")
+        following = {"next_log_density": next_scores["log_density_next"]}
     fitted = objective(start, n, cell["precision"], "layer")
     outputs = outputs_at(start, data.test_x).unsqueeze(0)
     return {

@@ -75,13 +75,13 @@ def run_estimator(cell: Mapping[str, Any]) -> dict[str, float]:
         batches = partition_by_class(y, size, generator)
     else:
         batches = partition_at_random(len(x), size, generator)
-    found = [_estimate(mll, x[rows], y[rows]) for rows in batches[:_MOST_BATCHES]]
-    values = torch.tensor([value for value, _ in found], dtype=torch.float64)
+    estimates = [_estimate(mll, x[rows], y[rows]) for rows in batches[:_MOST_BATCHES]]
+    values = torch.tensor([value for value, _ in estimates], dtype=torch.float64)
     weights = torch.tensor([float(len(rows)) for rows in batches[:_MOST_BATCHES]]).double()
     return {
         "evidence": float((weights * values).sum() / weights.sum()),
         "evidence_spread": float(values.std()) if len(values) > 1 else 0.0,
-        "seconds_each": min(seconds for _, seconds in found),
+        "seconds_each": min(seconds for _, seconds in estimates),
         "parameters": float(sum(p.numel() for p in start.parameters())),
     }
 

@@ -112,9 +112,13 @@ def _architectures(settings: Settings):
 
 
 def _bounds(settings: Settings):
-    exact_fisher = [("ggn", one) for one in ESTIMATORS]
-    whole = [one for one in ESTIMATORS if one[1] is None and one[0] != "kronecker-reduce"]
-    empirical = [("ef", one) for one in whole]
+    exact_fisher = [("ggn", estimator) for estimator in ESTIMATORS]
+    whole = [
+        estimator
+        for estimator in ESTIMATORS
+        if estimator[1] is None and estimator[0] != "kronecker-reduce"
+    ]
+    empirical = [("ef", estimator) for estimator in whole]
     for seed, precision, name, (hessian, estimator) in itertools.product(
         range(settings.seeds), settings.precisions, settings.architectures,
         exact_fisher + empirical,
@@ -148,7 +152,10 @@ def _online(settings: Settings):
             "data": data, "num_train": None, "structure": structure, "hessian": hessian,
             "precision": 1.0,
         }  # fmt: skip
-    ways = [("grid", one) for one in settings.precisions] + [("network", 1.0), ("layer", 1.0)]
+    ways = [("grid", precision) for precision in settings.precisions] + [
+        ("network", 1.0),
+        ("layer", 1.0),
+    ]
     for seed, name, (by, precision) in itertools.product(
         range(settings.seeds), settings.architectures, ways
     ):

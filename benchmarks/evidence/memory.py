@@ -44,10 +44,10 @@ class ImagesOnDisk(Dataset):
         """Their number."""
         return len(self.labels)
 
-    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         """An image with values from -1 to 1, and its label."""
-        image = torch.from_numpy(np.array(self.images[place]))
-        return image.float() / 127.5 - 1, int(self.labels[place])
+        image = torch.from_numpy(np.array(self.images[index]))
+        return image.float() / 127.5 - 1, int(self.labels[index])
 
 
 def write_images(folder: str | Path, count: int) -> None:

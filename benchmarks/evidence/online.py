@@ -51,12 +51,14 @@ def run_regression(cell: Mapping[str, Any]) -> dict[str, float]:
     data = load(cell["data"])
     rows = split(data.num_data, cell["seed"])
     to = {"dtype": torch.get_default_dtype(), "device": cell["device"]}
-    of_x = Standardizer.fit(data.inputs[rows.train], dim=0)
-    of_y = Standardizer.fit(data.targets[rows.train], dim=0)
-    x = of_x.transform(data.inputs).to(**to)
-    y = of_y.transform(data.targets).to(**to)
-    (train_x, train_y), (test_x, test_y) = ((x[part], y[part]) for part in (rows.train, rows.test))
-    unit = float(of_y.scale)
+    x_scale = Standardizer.fit(data.inputs[rows.train], dim=0)
+    y_scale = Standardizer.fit(data.targets[rows.train], dim=0)
+    x = x_scale.transform(data.inputs).to(**to)
+    y = y_scale.transform(data.targets).to(**to)
+    (train_x, train_y), (test_x, test_y) = (
+        (x[rows_of_split], y[rows_of_split]) for rows_of_split in (rows.train, rows.test)
+    )
+    unit = float(y_scale.scale)
     generator = torch.Generator().manual_seed(cell["seed"])
     start = MLP([x.shape[1], _WIDTH, 1], generator=generator).to(cell["device"])
     likelihood = GaussianLikelihood().to(cell["device"])
@@ -72,12 +74,12 @@ def run_regression(cell: Mapping[str, Any]) -> dict[str, float]:
     )  # fmt: skip
     evidence = mll.evidence_of(train_x, train_y)
     draws = linearized_outputs(start, evidence.sample_weights(_DRAWS), test_x)
-    at_mode = outputs_at(start, test_x).unsqueeze(0)
+    mode_outputs = outputs_at(start, test_x).unsqueeze(0)
     nlls = {
         name: float(math.log(unit) - marginal_log_densities(likelihood, at, test_y).mean())
-        for name, at in (("nll_map", at_mode), ("nll_laplace", draws))
+        for name, at in (("nll_map", mode_outputs), ("nll_laplace", draws))
     }
-    error = at_mode.flatten() - test_y
+    error = mode_outputs.flatten() - test_y
     return {
         **nlls, "rmse": float(error.square().mean().sqrt()) * unit, "evidence": fit.objective,
         "noise": float(likelihood.noise.detach().sqrt()), "best_epoch": float(fit.best),
@@ -136,8 +138,8 @@ def run_invariance(cell: Mapping[str, Any]) -> dict[str, float]:
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
     largest = math.radians(cell["turned"])
     x, test_x = (
-        rotated(part, largest, cell["seed"] + i)
-        for i, part in enumerate((data.train_x, data.test_x))
+        rotated(images_of_split, largest, cell["seed"] + i)
+        for i, images_of_split in enumerate((data.train_x, data.test_x))
     )
     plain = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(cell["device"])
     if cell["invariance"] == "none":
@@ -157,7 +159,9 @@ def run_invariance(cell: Mapping[str, Any]) -> dict[str, float]:
     averaged.eval()
     augmentation.samples = _TEST_SAMPLES
     with torch.no_grad():
-        outputs = torch.cat([averaged(augmentation(part)) for part in test_x.split(100)])
+        outputs = torch.cat(
+            [averaged(augmentation(images_of_split)) for images_of_split in test_x.split(100)]
+        )
     return {
         "rotation": math.degrees(augmentation.ranges()["rotation"]),
         "evidence": fit.objective,

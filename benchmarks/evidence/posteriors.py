@@ -51,12 +51,12 @@ class Digits:
     test: int
     classes: int
 
-    def parts(self, share: float) -> tuple[Pair, Pair, Pair]:
+    def split(self, share: float) -> tuple[Pair, Pair, Pair]:
         """A share of the training images, validation images, and test images."""
         test, validation = len(self.x) - self.test, len(self.x) - self.test - self.validation
         first = slice(round(share * self.train))
         rows = (first, slice(validation, test), slice(test, None))
-        return tuple((self.x[one], self.y[one]) for one in rows)  # pyright: ignore
+        return tuple((self.x[rows], self.y[rows]) for rows in rows)  # pyright: ignore
 
 
 def _scaled(images: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def compare_posteriors(
     what the measure gives for as many images where every probability is right.
     """
     digits = DATA[data](seed)
-    train, validation, test = digits.parts(share)
+    train, validation, test = digits.split(share)
     loader = DataLoader(TensorDataset(*train), batch_size=100)
 
     def scores(predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
@@ -146,10 +146,11 @@ def compare_posteriors(
         } | {f"AUROC, {name}": _auroc(inside, predict(x)) for name, x in digits.others.items()}
 
     models = [
-        trained(width, train, digits.classes, epochs, seed + 1000 * one) for one in range(members)
+        trained(width, train, digits.classes, epochs, seed + 1000 * member)
+        for member in range(members)
     ]
-    parts: tuple[Literal["last", "all"], ...] = ("last", "all")
-    for weights in parts:
+    layers: tuple[Literal["last", "all"], ...] = ("last", "all")
+    for weights in layers:
         for chosen in (None, validation):
             posterior = Laplace(models[0], "classification", weights=weights)
             posterior.fit(loader, validation=chosen, progress=False)
@@ -164,7 +165,7 @@ def compare_posteriors(
             warnings.simplefilter("ignore")
             for method in ("marglik", "gridsearch"):
                 by = "evidence" if method == "marglik" else "validation"
-                predict = _of_laplace_torch(models[0], loader, method, validation)
+                predict = _laplace_torch_predictions(models[0], loader, method, validation)
                 yield f"laplace-torch, last weights, by {by}", scores(predict)
 
 
@@ -180,7 +181,7 @@ def _mean_of(models: list[nn.Sequential]) -> Callable[[Tensor], Tensor]:
     return predict
 
 
-def _of_laplace_torch(
+def _laplace_torch_predictions(
     model: nn.Sequential, loader: DataLoader, method: str, validation: Pair
 ) -> Callable[[Tensor], Tensor]:
     """The last layer's posterior with Kronecker factors, which takes batch normalization."""
@@ -215,9 +216,9 @@ def main(
             if only and name != only:
                 continue
             rows = [
-                {"network": name, "predictions": how, "seed": seed, **found}
+                {"network": name, "predictions": how, "seed": seed, **scores}
                 for seed in range(seeds)
-                for how, found in compare_posteriors(data, width, share, epochs, seed, members)
+                for how, scores in compare_posteriors(data, width, share, epochs, seed, members)
             ]
             means = pd.DataFrame(rows).drop(columns="seed")
             yield means.groupby(["network", "predictions"], sort=False).mean().reset_index()

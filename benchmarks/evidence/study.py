@@ -55,12 +55,12 @@ def correlations(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Spearman's rho of scores with test results, by precision and family of three or more."""
     rows = []
     family = cells["architecture"].str.partition("-")[0]
-    for precision, of_precision in cells.groupby("precision", sort=True):
+    for precision, same_precision in cells.groupby("precision", sort=True):
         scores, reached = (
             [name for name in names if name in cells] for names in (_SCORES, _REACHED)
         )
         for group, families in _GROUPS.items():
-            chosen = of_precision[family[of_precision.index].isin(families)]
+            chosen = same_precision[family[same_precision.index].isin(families)]
             means = chosen.groupby("architecture")[[*scores, *reached]].mean()
             if len(means) < 3:
                 continue
@@ -105,15 +105,15 @@ def intervals(cells: pandas.DataFrame) -> pandas.DataFrame:
         for name in scores:
             row = {"precision": f"{precision:g}", "networks": len(learned), "score": name}
             for reached in compared:
-                row[reached] = _with_interval(rho[name, reached])
+                row[reached] = _interval_text(rho[name, reached])
                 away = rho[name, reached] - rho["validation", reached]
-                row[f"{reached}, less validation"] = _with_interval(away)
+                row[f"{reached}, less validation"] = _interval_text(away)
             rows.append(row)
     names = ["precision", "networks", "score"]
     return pandas.DataFrame(rows).set_index(names) if rows else pandas.DataFrame()
 
 
-def _with_interval(values: NDArray[np.float64]) -> str:
+def _interval_text(values: NDArray[np.float64]) -> str:
     """The first of them, and an interval of the others."""
     low, high = np.nanquantile(values[1:], (0.025, 0.975))
     return f"{values[0]:+.2f} [{low:+.2f}, {high:+.2f}]"
@@ -166,14 +166,14 @@ def architecture_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     return shown
 
 
-def _by_images(make: _Table) -> _Table:
+def _for_each_size(make: _Table) -> _Table:
     """The same table for every number of images, where there are several."""
 
     def made(cells: pandas.DataFrame) -> pandas.DataFrame:
         tables = {str(int(n)): make(some) for n, some in cells.groupby("num_train")}
         if len(tables) == 1:
             return tables.popitem()[1]
-        tables = {n: one for n, one in tables.items() if len(one)}
+        tables = {n: frame for n, frame in tables.items() if len(frame)}
         return pandas.concat(tables, names=["images"]) if tables else pandas.DataFrame()
 
     return made
@@ -196,14 +196,14 @@ def bound_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
 def invariance_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Learned ranges and test results of turned and upright images."""
     names = ("rotation", "evidence", "accuracy_map", "log_density_map")
-    return _with_errors(cells, ["architecture", "turned", "invariance"], names)
+    return _means_and_errors(cells, ["architecture", "turned", "invariance"], names)
 
 
 def regression_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Test errors of networks on UCI sets, beside the published ones."""
     cells = cells.assign(method=cells["structure"] + ", " + cells["hessian"])
     names = ("nll_map", "nll_laplace", "rmse", "evidence")
-    shown = _with_errors(cells, ["data", "method"], names)
+    shown = _means_and_errors(cells, ["data", "method"], names)
     for data, rows in PUBLISHED_NLL.items():
         for method, (value, error) in rows.items():
             if data in shown.index.get_level_values("data"):
@@ -214,7 +214,7 @@ def regression_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
 def search_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Evidence and test results at precisions of a grid and at learned ones."""
     names = ("evidence", "accuracy_map", "log_density_map", "calibration_error_map")
-    return _with_errors(cells, ["data", "architecture", "by", "precision"], names)
+    return _means_and_errors(cells, ["data", "architecture", "by", "precision"], names)
 
 
 def size_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
@@ -239,7 +239,7 @@ def speed_ranks(cells: pandas.DataFrame) -> pandas.DataFrame:
     return frame.map(lambda value: f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}")
 
 
-def _with_errors(
+def _means_and_errors(
     cells: pandas.DataFrame, keys: Sequence[str], names: Sequence[str]
 ) -> pandas.DataFrame:
     """Means over seeds with their standard errors."""
@@ -259,32 +259,32 @@ _SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
             "`bma` is the average over the Laplace posterior, `sgld` over ten Langevin draws, "
             "`ensemble` over networks from other starts, `tempered` after temperature "
             "scaling.",
-            _by_images(correlations),
+            _for_each_size(correlations),
         ),
         (
             "With intervals over networks",
             "Spearman correlation with test results, and its difference from that of the "
             "validation log density; in brackets 95 % of 2000 bootstrap samples of the networks, "
             "without those that learned nothing.",
-            _by_images(intervals),
+            _for_each_size(intervals),
         ),
         (
             "What the CLML scores",
             "At the smallest scale draws of the posterior are nearly its mode, and the CLML is the "
             "validation loss by another name. Where few of 100 draws have the weight, "
             "`clml_sampled` is the density of the best one.",
-            _by_images(posterior_scales),
+            _for_each_size(posterior_scales),
         ),
         (
             "What one network and averages reach",
             "Mean over the networks and seeds: accuracy, and log density in nats a point; `train` "
             "is the mode at its training points.",
-            _by_images(mean_results),
+            _for_each_size(mean_results),
         ),
         (
             "The networks",
             "Nats a point, mean over seeds; accuracy in %.",
-            _by_images(architecture_rows),
+            _for_each_size(architecture_rows),
         ),
     ),
     "bounds": (
@@ -392,7 +392,11 @@ def _grid(
         if value is not None:
             fix = f"Leave out --{name.replace('_', '-')}."
             raise ArgumentError(name, value, f"nothing: {study} has its own", fix)
-    return [dict(cell) for one in chosen_experiments(study, STUDIES) for cell in one.cells()]
+    return [
+        dict(cell)
+        for experiment in chosen_experiments(study, STUDIES)
+        for cell in experiment.cells()
+    ]
 
 
 def _sweeps(cells: list[dict[str, Any]]) -> Iterator[Sweep]:
@@ -403,7 +407,7 @@ def _sweeps(cells: list[dict[str, Any]]) -> Iterator[Sweep]:
             yield Sweep(list(some), EXPERIMENTS[name].run, EXPERIMENTS[name].modules)
 
 
-def _of_studies(cells: pandas.DataFrame) -> pandas.DataFrame:
+def _study_cells(cells: pandas.DataFrame) -> pandas.DataFrame:
     return cells[cells["study"].notna()] if "study" in cells else cells[:0]
 
 
@@ -424,7 +428,7 @@ STUDY = Study(
     grid=_grid,
     cell=run_cell,
     sweeps=_sweeps,
-    choose=_of_studies,
+    choose=_study_cells,
     needed=("study",),
     label="{study} {data} seed {seed}",
     tables=sections,
@@ -446,5 +450,5 @@ def report(
         ledger = ledger_cells(results)
         if ledger:
             typer.echo(write_page(results, page))
-        if not ledger or len(_of_studies(load_results(results))):
+        if not ledger or len(_study_cells(load_results(results))):
             typer.echo(STUDY.sections(results, csv))

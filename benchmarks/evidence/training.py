@@ -76,15 +76,15 @@ def images(name: str, num_train: int, seed: int, device: str = "cpu") -> Images:
     most = len(order) if other else len(order) - 1
     if not 1 <= num_train <= most:
         raise ArgumentError("num_train", num_train, f"1 to {most}, the images of {name}")
-    rows, rest = order[:num_train], order[num_train : num_train + _MOST_TEST]
+    rows, others = order[:num_train], order[num_train : num_train + _MOST_TEST]
     test = load_images(other) if other else train
     if other:
-        rest = torch.arange(min(len(test.labels), _MOST_TEST))
+        others = torch.arange(min(len(test.labels), _MOST_TEST))
     x = train.images[rows].to(torch.get_default_dtype()) / 255
     mean, scale = x.mean(), x.std()
-    test_x = test.images[rest].to(x) / 255
-    parts = ((x - mean) / scale, train.labels[rows], (test_x - mean) / scale, test.labels[rest])
-    return Images(*(part.to(device) for part in parts))
+    test_x = test.images[others].to(x) / 255
+    tensors = ((x - mean) / scale, train.labels[rows], (test_x - mean) / scale, test.labels[others])
+    return Images(*(tensor.to(device) for tensor in tensors))
 
 
 def rotated(x: Tensor, largest: float, seed: int) -> Tensor:
@@ -331,14 +331,14 @@ def trained_online(
 def evidence_of_all(mll: LaplaceMarginalLogLikelihood, x: Tensor, y: Tensor) -> LaplaceEvidence:
     """The evidence with the curvature of all points, added up over batches."""
     batches = torch.arange(len(x)).split(_AT_ONCE)
-    parts = [mll.evidence_of(x[rows], y[rows]) for rows in batches]
-    return sum(parts[1:], parts[0])
+    evidences = [mll.evidence_of(x[rows], y[rows]) for rows in batches]
+    return sum(evidences[1:], evidences[0])
 
 
 @torch.no_grad()
 def outputs_at(network: torch.nn.Module, x: Tensor) -> Tensor:
     """Of the network, ``(N, C)``."""
-    return torch.cat([network(part) for part in x.split(_AT_ONCE)])
+    return torch.cat([network(batch) for batch in x.split(_AT_ONCE)])
 
 
 def predictive_scores(

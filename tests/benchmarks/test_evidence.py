@@ -38,12 +38,12 @@ def test_networks_and_their_starts():
     assert len(set(ARCHITECTURES)) >= 20
     for name in ARCHITECTURES:
         for channels, size in ((1, 8), (3, 32)):
-            one, again, other = (network(name, channels, size, 10, seed) for seed in (0, 0, 1))
+            first, again, other = (network(name, channels, size, 10, seed) for seed in (0, 0, 1))
             x = torch.randn(2, channels, size, size)
-            assert one(x).shape == (2, 10)
-            assert torch.equal(one(x), again(x))
+            assert first(x).shape == (2, 10)
+            assert torch.equal(first(x), again(x))
             if not name.startswith("resnet"):  # whose last layer starts at zero
-                assert not torch.equal(one(x), other(x))
+                assert not torch.equal(first(x), other(x))
 
 
 def test_images_are_parted_and_scaled():
@@ -126,10 +126,10 @@ def test_an_ensemble_adds_scores_and_changes_no_other():
 
 def test_precisions_learned_in_training_have_the_larger_evidence():
     cells = make_grid("architectures", **(SMALL | ONE | {"epochs": 12}))
-    (found,) = [run_cell(cell | {"members": 1}) for cell in cells]
-    assert found["lml_online"] > found["lml"]
-    assert found["accuracy_online"] > 0.1
-    assert found["log_density_online"] < 0.0
+    (scores,) = [run_cell(cell | {"members": 1}) for cell in cells]
+    assert scores["lml_online"] > scores["lml"]
+    assert scores["accuracy_online"] > 0.1
+    assert scores["log_density_online"] < 0.0
 
 
 def test_bounds_are_below_the_full_evidence():
@@ -139,14 +139,14 @@ def test_bounds_are_below_the_full_evidence():
     values = {cell["structure"]: run_cell(cell)["evidence"] for cell in whole}
     ordered = [values[name] for name in keep]
     assert ordered == sorted(ordered, reverse=True)
-    of_batches = [
+    batch_cells = [
         cell
         for cell in cells
         if cell["structure"] == "kernel"
         and cell["outputs"] != "single"
         and cell["batch_size"] < 120
     ]
-    for cell in of_batches:
+    for cell in batch_cells:
         assert run_cell(cell)["evidence"] < values["full"]
 
 

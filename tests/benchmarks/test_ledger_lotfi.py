@@ -68,8 +68,8 @@ def test_evidence_of_a_uniform_prior(width):
 def test_laplace_evidence_beyond_the_mode():
     data = torch.full((50,), -0.5, dtype=torch.float64)
     assert math.isnan(laplace_toy.laplace_evidence(data, 0.5))  # the mode is at -pi / 6
-    one, other = (laplace_toy.laplace_evidence(data, width) for width in (1.0, math.e))
-    assert one - other == pytest.approx(1.0, abs=1e-12)
+    first, other = (laplace_toy.laplace_evidence(data, width) for width in (1.0, math.e))
+    assert first - other == pytest.approx(1.0, abs=1e-12)
     # With many points the posterior within one period is two normals.
     many = torch.full((10**6,), -0.5, dtype=torch.float64)
     two = laplace_toy.laplace_evidence(many, math.pi) + math.log(2)

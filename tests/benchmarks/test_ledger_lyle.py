@@ -48,12 +48,12 @@ def test_the_gap_of_the_expected_sum_is_the_sum_of_divergences():
     }  # fmt: skip
     row = training_speed_linear.run_cell(cell)
     models = linear_models(cell["problem"], cell["seed"], 12)
-    for place, model in enumerate(models.values()):
+    for index, model in enumerate(models.values()):
         x, y = model.train_inputs[0], model.train_targets
         K = x @ torch.diag(model.prior_variance) @ x.mT + model.noise * torch.eye(12).double()
         exact = reference.log_density(K.detach(), y).item()
-        assert row["lml"][place] == pytest.approx(exact, abs=1e-8)
-        assert row["expected"][place] + row["kl"][place] == pytest.approx(exact, abs=1e-7)
+        assert row["lml"][index] == pytest.approx(exact, abs=1e-8)
+        assert row["expected"][index] + row["kl"][index] == pytest.approx(exact, abs=1e-7)
 
 
 def test_weights_of_a_combination_follow_a_better_model():

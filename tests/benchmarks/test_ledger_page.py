@@ -19,8 +19,8 @@ def _claim(verdict, **options):
 
 def test_the_headline_counts_claims_of_papers():
     claims = [
-        _claim("reproduced"), _claim("partly", at_size=False), _claim("not"),
-        _claim("reproduced", own=True),
+        _claim("reproduced"), _claim("partly", full_size=False), _claim("not"),
+        _claim("reproduced", question=True),
     ]  # fmt: skip
     line = headline(claims)
     assert "3 claims of papers: 1 reproduced, 1 partly, 1 not" in line
@@ -91,9 +91,9 @@ def _finite_kernel(x, width, pooled):
 
 
 def test_importance_weights_of_the_exact_posterior_are_the_evidence():
-    found = learned_bound("full", 0, 3, [0.1], num_features=30)
-    weights = elbo_importance._log_weights(found, 5, torch.Generator().manual_seed(0))
-    assert weights.tolist() == pytest.approx([found.scores()["lml"]] * 5, abs=1e-6)
+    learned = learned_bound("full", 0, 3, [0.1], num_features=30)
+    weights = elbo_importance._log_weights(learned, 5, torch.Generator().manual_seed(0))
+    assert weights.tolist() == pytest.approx([learned.scores()["lml"]] * 5, abs=1e-6)
 
 
 def test_the_draw_of_the_network_mean_is_that_of_the_authors():

@@ -77,28 +77,28 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     hyper = [
         model.prior.log_precision, *([] if augmentation is None else augmentation.parameters())
     ]  # fmt: skip
-    of_weights, of_hyper = torch.optim.Adam(weights, lr=3e-3), torch.optim.Adam(hyper, lr=0.1)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(of_weights, cell["epochs"], 3e-5)
+    weight_adam, hyper_adam = torch.optim.Adam(weights, lr=3e-3), torch.optim.Adam(hyper, lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(weight_adam, cell["epochs"], 3e-5)
     generator = torch.Generator().manual_seed(seed)
     start, times = time.process_time(), []
     for epoch in range(cell["epochs"]):
         for rows in partition_at_random(n, min(_BATCH, n), generator):
             loss = -mll.log_joint(model(data.train_x[rows]), data.train_y[rows])
-            _step(of_weights, weights, loss)
+            _step(weight_adam, weights, loss)
         schedule.step()
         if epoch >= _BURN_IN:
             rows = partition_at_random(n, min(size or n, n), generator)[0]
             before = time.process_time()
             evidence = mll.evidence_of(data.train_x[rows], data.train_y[rows])
-            _step(of_hyper, hyper, -evidence())
+            _step(hyper_adam, hyper, -evidence())
             times.append(time.process_time() - before)
     seconds = time.process_time() - start
     network.eval()
     if augmentation is not None:
         augmentation.samples = _FINAL
     with torch.no_grad():
-        parts = data.test_x[: cell["num_test"]].split(100)
-        logits = torch.cat([network(augmentation(x) if augmentation else x) for x in parts])
+        batches = data.test_x[: cell["num_test"]].split(100)
+        logits = torch.cat([network(augmentation(x) if augmentation else x) for x in batches])
     return {
         "ranges": [] if augmentation is None else [*augmentation.ranges().values()],
         "seconds": seconds, "seconds_hyper": float(np.median(times)),
@@ -151,7 +151,7 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
             rule="at most 15 % of the time of a step, accuracy at most one point lower",
             doubt="Ours: 600 digits and a network of 15,000 weights, against CIFAR-10 and a wide "
             "residual network. Tried with 300 and 600 images.",
-            at_size=False,
+            full_size=False,
         ),
         Claim(
             _SOURCE,
@@ -162,20 +162,20 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
             graded(*(bool(g.mean() > 0) for g in gains.values())),
             rule="gain positive in the mean, for each estimate",
             doubt="Ours: few images and a short training. Tried with 300 and 600 images.",
-            at_size=False,
+            full_size=False,
         ),
     ]
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     front, ranges = figure.subplots(1, 2)
-    for place, (name, some) in enumerate(cells.groupby("method")):
+    for index, (name, some) in enumerate(cells.groupby("method")):
         mean, error = mean_and_error(100 * some["accuracy_map"])
         error = 0.0 if math.isinf(error) else error
         front.errorbar(some["seconds"].mean(), mean, error, fmt="o", label=name)
         if name != "none":
             values = np.array(some["ranges"].tolist()).mean(0)
-            ranges.bar(np.arange(len(values)) + 0.18 * place, values, 0.18, label=name)
+            ranges.bar(np.arange(len(values)) + 0.18 * index, values, 0.18, label=name)
     front.set(xlabel="processor time of training, s", ylabel="test accuracy, %")
     ranges.set_xticks(range(len(_START)), list(_START), rotation=45)
     ranges.set_ylabel("learned range")

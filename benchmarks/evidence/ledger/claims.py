@@ -36,8 +36,8 @@ class Claim:
         remark: What a reader should know beside it.
         rule: When it counts as reproduced; parts of it make it partly so.
         doubt: Whose fault it is where it is not reproduced, and what was tried.
-        own: Whether it is no claim of the paper but our question about its subject.
-        at_size: Whether it is tried at the size at which the paper claims it.
+        question: Whether it is no claim of the paper but our question about its subject.
+        full_size: Whether it is tried at the size at which the paper claims it.
     """
 
     source: str
@@ -48,8 +48,8 @@ class Claim:
     remark: str = ""
     rule: str = ""
     doubt: str = ""
-    own: bool = False
-    at_size: bool = True
+    question: bool = False
+    full_size: bool = True
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,14 @@ def graded(*holds: bool) -> Verdict:
     return "partly" if any(holds) else "not"
 
 
-def listed(parts: Iterable[tuple[Any, ...]], before: str = "") -> tuple[str, Verdict]:
+def listed(lines: Iterable[tuple[Any, ...]], before: str = "") -> tuple[str, Verdict]:
     """What is said of the parts of a claim as one text, and the verdict on all of it.
 
     Args:
-        parts: Of each a text, and whether it holds, once or more often.
+        lines: Of each a text, and whether it holds, once or more often.
         before: Begins the text.
     """
-    texts, holds = zip(*((text, several) for text, *several in parts), strict=True)
+    texts, holds = zip(*((text, several) for text, *several in lines), strict=True)
     return before + "; ".join(texts), graded(*itertools.chain(*holds))
 
 
@@ -131,6 +131,6 @@ def rank_interval(first: ArrayLike, second: ArrayLike) -> tuple[float, float, fl
 def rank_correlation_rows(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
     """Rank correlation of each row of one array with that row of the other."""
     ranks = [rankdata(values, axis=1) for values in (x, y)]
-    one, two = (rank - rank.mean(1, keepdims=True) for rank in ranks)
+    x_ranks, y_ranks = (rank - rank.mean(1, keepdims=True) for rank in ranks)
     with np.errstate(invalid="ignore"):  # samples of one model
-        return (one * two).sum(1) / np.sqrt((one**2).sum(1) * (two**2).sum(1))
+        return (x_ranks * y_ranks).sum(1) / np.sqrt((x_ranks**2).sum(1) * (y_ranks**2).sum(1))

@@ -63,7 +63,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         ``clml``, and ``test``, a point.
     """
     data = fourier_data(cell["seed"], cell["seed"], 500)
-    x, y = (torch.tensor(part) for part in data[:2])
+    x, y = (torch.tensor(values) for values in data[:2])
     rows = [_scores(frequencies, x, y, cell) for frequencies in range(1, _MOST + 1)]
     return {name: [row[name] for row in rows] for name in rows[0]}
 
@@ -95,7 +95,7 @@ def _scores(frequencies: int, x: Tensor, y: Tensor, cell: Mapping[str, Any]) -> 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
     ranks = {name: rank_correlations(cells[name], cells["test"]) for name in _NAMES}
     lost = {name: _lost(cells, name) for name in _NAMES}
-    return [_as_guides(ranks, lost), _evidence_and_bic(cells)]
+    return [_guides(ranks, lost), _evidence_and_bic(cells)]
 
 
 def _lost(cells: pandas.DataFrame, name: str) -> NDArray[np.float64]:
@@ -105,8 +105,8 @@ def _lost(cells: pandas.DataFrame, name: str) -> NDArray[np.float64]:
     return test.max(1) - chosen
 
 
-def _as_guides(ranks: dict[str, Any], lost: dict[str, Any]) -> Claim:
-    found = "; ".join(
+def _guides(ranks: dict[str, Any], lost: dict[str, Any]) -> Claim:
+    scores = "; ".join(
         f"{label} {with_error(ranks[name], 2)}, {with_error(lost[name], 4)}"
         for name, label in _NAMES.items()
     )
@@ -116,7 +116,7 @@ def _as_guides(ranks: dict[str, Any], lost: dict[str, Any]) -> Claim:
         "As guides to predictions the CLML is better than LML and BIC, and like AIC, WAIC and LOO.",
         "no figure: the paper names these criteria",
         f"rank correlation with the test density over numbers of frequencies, and test density "
-        f"lost by the choice, nats a point: {found}",
+        f"lost by the choice, nats a point: {scores}",
         graded(
             *(differs(ranks["clml"] - ranks[name], 1) for name in ("lml", "bic")),
             *(differs(lost[name] - lost["clml"], 1) for name in ("lml", "bic")),
@@ -125,28 +125,30 @@ def _as_guides(ranks: dict[str, Any], lost: dict[str, Any]) -> Claim:
         rule="rank correlation above that of LML and BIC and less density lost, by two standard "
         "errors; rank correlation within .15 of AIC, WAIC and LOO",
         doubt="This is an experiment of our own.",
-        own=True,
+        question=True,
     )
 
 
 def _evidence_and_bic(cells: pandas.DataFrame) -> Claim:
-    with_bic = rank_correlations(cells["lml"], cells["bic"])
-    with_clml = rank_correlations(cells["lml"], cells["clml"])
-    by_lml, by_aic, by_bic = (array(cells[name]).argmax(1) for name in ("lml", "aic", "bic"))
-    smaller, than_bic = by_lml - by_aic, by_lml - by_bic
+    bic_ranks = rank_correlations(cells["lml"], cells["bic"])
+    clml_ranks = rank_correlations(cells["lml"], cells["clml"])
+    lml_choice, aic_choice, bic_choice = (
+        array(cells[name]).argmax(1) for name in ("lml", "aic", "bic")
+    )
+    smaller, than_bic = lml_choice - aic_choice, lml_choice - bic_choice
     return Claim(
         _SOURCE,
         "BIC orders models as the LML does; AIC chooses larger ones.",
         "no figure",
-        f"rank correlation with the LML: BIC {with_error(with_bic, 2)}, CLML "
-        f"{with_error(with_clml, 2)}; frequencies chosen by the LML less those by AIC "
+        f"rank correlation with the LML: BIC {with_error(bic_ranks, 2)}, CLML "
+        f"{with_error(clml_ranks, 2)}; frequencies chosen by the LML less those by AIC "
         f"{with_error(smaller, 1)}, by BIC {with_error(than_bic, 1)}",
-        graded(with_bic.mean() >= 0.9, differs(smaller, -1)),
+        graded(bic_ranks.mean() >= 0.9, differs(smaller, -1)),
         rule="rank correlation of BIC with the LML .9; fewer frequencies by two standard errors",
         doubt="The reason is BIC's: it knows nothing of the prior and chooses about one frequency "
         "more than the LML, so its order misses the threshold of .9 by a hundredth. Tried by rank "
         "correlation over all models and by the choices.",
-        own=True,
+        question=True,
     )
 
 
@@ -159,8 +161,8 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
         curves.plot(range(1, _MOST + 1), below, style, label=label)
     curves.set(xlabel="frequencies", ylabel="mean below the best, nats", ylim=(-60, 2))
     curves.legend(fontsize=7)
-    found = [rank_correlations(cells[name], cells["test"]) for name in _NAMES]
-    ranks.boxplot(found, tick_labels=list(_NAMES.values()))
+    correlations = [rank_correlations(cells[name], cells["test"]) for name in _NAMES]
+    ranks.boxplot(correlations, tick_labels=list(_NAMES.values()))
     ranks.set_ylabel("rank correlation with the test density")
 
 

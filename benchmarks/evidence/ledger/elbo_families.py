@@ -140,8 +140,8 @@ def learned_bound(
         )
         fit = fit_linear_bound(mll, steps=steps, lr=rate, empirical_bayes=empirical_bayes)
         with torch.no_grad():
-            at_one = float(mll.at_temperature(1.0, model(x), y))
-        bounds = (NUM_DATA * fit.objective, NUM_DATA * at_one)
+            untempered = float(mll.at_temperature(1.0, model(x), y))
+        bounds = (NUM_DATA * fit.objective, NUM_DATA * untempered)
         runs.append(LearnedBound(model, *bounds, mll, test_x, test_y))
     return max(runs, key=lambda run: run.bound)
 
@@ -183,20 +183,20 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "start" in cell:
         return published_run(cell["seed"], cell["steps"], cell["rates"], start=cell["start"])
-    found = learned_bound(
+    learned = learned_bound(
         cell["family"], cell["seed"], cell["steps"], cell["rates"],
         empirical_bayes=cell["empirical_bayes"],
     )  # fmt: skip
-    scores: dict[str, Any] = dict(found.scores())
+    scores: dict[str, Any] = dict(learned.scores())
     if cell["seed"] == 0:
         grid = torch.linspace(-3, 3, 301, dtype=torch.float64)
         with torch.no_grad():
-            predicted = found.model.predict(grid, marginal=True)
+            predicted = learned.model.predict(grid, marginal=True)
         scores |= {
             "grid": grid.tolist(), "mean": predicted.mean.tolist(),
             "deviation": predicted.stddev.tolist(),
-            "x": found.model.train_inputs[0].squeeze(-1).tolist(),
-            "y": found.model.train_targets.tolist(),
+            "x": learned.model.train_inputs[0].squeeze(-1).tolist(),
+            "y": learned.model.train_targets.tolist(),
         }  # fmt: skip
     return scores
 
@@ -215,9 +215,13 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
         for name in _FAMILIES
         if 0 in rows[name].index
     ]
-    seeds = [seed for seed in rows["full"].index if all(seed in one.index for one in rows.values())]
+    seeds = [
+        seed
+        for seed in rows["full"].index
+        if all(seed in family_rows.index for family_rows in rows.values())
+    ]
     if seeds:
-        paired = {name: one.loc[seeds] for name, one in rows.items()}
+        paired = {name: family_rows.loc[seeds] for name, family_rows in rows.items()}
         claims += [
             _over_and_under(source + "Figures 1 and 3", paired),
             _evidence_prefers(source + "Figures 1 and 5", paired),
@@ -235,9 +239,9 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
 def _digits(source: str, name: str, rows: pandas.DataFrame) -> Claim:
     ours, published = [float(rows.loc[0, key]) for key in _NAMES], _PUBLISHED[name]
     same = [
-        abs(one - other) <= 5.5e-5 * max(1.0, abs(other) / 1000) if abs(other) > 1e-3
-        else abs(one / other - 1) < 1e-3
-        for one, other in zip(ours, published, strict=True)
+        abs(value - digits) <= 5.5e-5 * max(1.0, abs(digits) / 1000) if abs(digits) > 1e-3
+        else abs(value / digits - 1) < 1e-3
+        for value, digits in zip(ours, published, strict=True)
     ]  # fmt: skip
     return Claim(
         source,
@@ -257,7 +261,7 @@ _SEEDS_DOUBT = (
 
 def _over_and_under(source: str, rows: dict[str, pandas.DataFrame]) -> Claim:
     noise = {name: rows[name]["noise"].tolist() for name in _FAMILIES}
-    of_seeds = "; ".join(
+    seed_noises = "; ".join(
         f"{name} " + ", ".join(f"{value:.2g}" for value in noise[name]) for name in _FAMILIES
     )
     order = zip(noise["rank-1"], noise["full"], noise["diagonal"], strict=True)
@@ -274,7 +278,7 @@ def _over_and_under(source: str, rows: dict[str, pandas.DataFrame]) -> Claim:
             max(noise["rank-1"]) < 0.05, min(noise["diagonal"]) > 0.2,
         ),
         rule="for each seed in that order, rank one below .05, the diagonal above .2",
-        doubt=_SEEDS_DOUBT + of_seeds,
+        doubt=_SEEDS_DOUBT + seed_noises,
         remark="Test log densities are those of the exact posterior at the learned "
         "hyperparameters. What is wrong is the learned noise and not the approximate posterior.",
     )  # fmt: skip

@@ -46,13 +46,13 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         ``elbo`` and ``lml``, and over K = 1, 2, 4, ... ``bound`` with ``error``; nats in all.
     """
-    found = learned_bound(
+    learned = learned_bound(
         cell["family"], cell["seed"], cell["steps"], cell["rates"],
         num_features=cell["num_features"],
     )  # fmt: skip
-    scores = found.scores()
+    scores = learned.scores()
     generator = torch.Generator().manual_seed(cell["seed"])
-    weights = [_log_weights(found, cell["draws"], generator) for _ in range(cell["repeats"])]
+    weights = [_log_weights(learned, cell["draws"], generator) for _ in range(cell["repeats"])]
     log_weights = torch.stack(weights)
     counts = [2**power for power in range(int(math.log2(cell["draws"])) + 1)]
     bounds, errors = [], []
@@ -68,9 +68,9 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _log_weights(found: Any, count: int, generator: torch.Generator) -> Tensor:
+def _log_weights(learned: Any, count: int, generator: torch.Generator) -> Tensor:
     """Logarithms of p(y, w) / q(w) at draws of q."""
-    model, mll = found.model, found.objective
+    model, mll = learned.model, learned.objective
     data = mll.data_at(model(*model.train_inputs), model.train_targets)
     q = mll.weights_at(data)
     weights = q.sample(count, generator)
@@ -97,7 +97,7 @@ def _tightens(cells: pandas.DataFrame) -> Claim:
         lml[:, None]
     )
     below = bounds <= lml[:, None] + 4 * errors + 1e-6 * np.abs(lml[:, None])
-    found = "; ".join(
+    figures = "; ".join(
         f"seed {row['seed']}, {row['family']}: {row['elbo']:.1f}, {row['bound'][-1]:.1f} ± "
         f"{row['error'][-1]:.1f}, {row['lml']:.1f}"
         for _, row in cells.iterrows()
@@ -106,10 +106,10 @@ def _tightens(cells: pandas.DataFrame) -> Claim:
         _SOURCE,
         "More draws take the bound from the ELBO, K = 1, up towards the LML.",
         "no figure",
-        f"ELBO, bound with K = {cells['counts'].iloc[0][-1]}, LML: {found}",
+        f"ELBO, bound with K = {cells['counts'].iloc[0][-1]}, LML: {figures}",
         graded(bool(first.all()), bool(rising.all()), bool(below.all())),
         rule="at K = 1 the ELBO, rising with K and never above the LML, within errors",
-        own=True,
+        question=True,
     )
 
 
@@ -128,7 +128,7 @@ def _prefers(cells: pandas.DataFrame) -> Claim:
         "With rank one the draws hardly reach the posterior, and a thousand of them close only a "
         "small part of the gap.",
         rule="negative for each seed",
-        own=True,
+        question=True,
     )
 
 

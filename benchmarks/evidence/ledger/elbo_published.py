@@ -103,8 +103,8 @@ class _Run:
 
     def squares(self, phi: Tensor) -> Tensor:
         """Expected squared residuals, their sum."""
-        found = (self.y - phi @ self.mean).square().sum() + EPSILON * phi.square().sum()
-        return found if self.v is None else found + (phi @ self.v).square().sum()
+        total = (self.y - phi @ self.mean).square().sum() + EPSILON * phi.square().sum()
+        return total if self.v is None else total + (phi @ self.v).square().sum()
 
     @torch.no_grad()
     def update(self, temperature: float) -> None:

@@ -55,10 +55,10 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         for _ in range(cell["draws"]):
             drawn, _ = drawn_features(generator, number), drawn_features(generator, number)
             if number == cell["number"]:
-                found = learned_bound(
+                learned = learned_bound(
                     cell["family"], cell["seed"], cell["steps"], cell["rates"], drawn=drawn
                 )
-                rows.append(found.scores())
+                rows.append(learned.scores())
     return {name: [row[name] for row in rows] for name in ("elbo", "lml", "noise")}
 
 
@@ -68,8 +68,8 @@ def _values(cells: pandas.DataFrame, family: str, name: str) -> NDArray[np.float
 
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
-    found = [set(cells[cells["family"] == family]["number"]) for family in _FAMILIES[:2]]
-    numbers = sorted(int(number) for number in set.intersection(*found))
+    computed = [set(cells[cells["family"] == family]["number"]) for family in _FAMILIES[:2]]
+    numbers = sorted(int(number) for number in set.intersection(*computed))
     if not numbers:
         return []
     cells = cells[cells["number"].isin(numbers)]
@@ -87,7 +87,7 @@ def _bounds(numbers: list[int], cells: pandas.DataFrame) -> Claim:
         + ", ".join(f"R={n} {value:.0f}" for n, value in zip(numbers, gap.mean(1), strict=True)),
         graded(bool((gap < 0).all()), bool((np.diff(gap.mean(1)) < 0).all())),
         rule="negative at every R and draw; the mean falling from each R to the next",
-        at_size=len(numbers) == len(_NUMBERS),
+        full_size=len(numbers) == len(_NUMBERS),
     )
 
 
@@ -95,12 +95,12 @@ def _crossing(numbers: list[int], cells: pandas.DataFrame) -> Claim:
     gap = _values(cells, "rank-1", "lml") - _values(cells, "diagonal", "lml")
     mean, whole = gap.mean(1), len(numbers) == len(_NUMBERS)
     computed = f" Of {len(_NUMBERS)} numbers of the figure {len(numbers)} are computed."
-    places = [
+    crossings = [
         (low, high)
-        for low, high, one, other in zip(numbers, numbers[1:], mean, mean[1:], strict=False)
-        if one * other < 0
+        for low, high, before, after in zip(numbers, numbers[1:], mean, mean[1:], strict=False)
+        if before * after < 0
     ]
-    near = [_NEAR[0] <= low and high <= _NEAR[1] for low, high in places]
+    near = [_NEAR[0] <= low and high <= _NEAR[1] for low, high in crossings]
     return Claim(
         _SOURCE,
         "The evidence prefers the diagonal's underfit with few features and rank one's overfit "
@@ -111,7 +111,10 @@ def _crossing(numbers: list[int], cells: pandas.DataFrame) -> Claim:
         + "; larger on "
         + ", ".join(map(str, (gap > 0).sum(1)))
         + f" of {gap.shape[1]} draws; crosses between "
-        + (" and between ".join(f"{low} and {high}" for low, high in places) or "none of these R"),
+        + (
+            " and between ".join(f"{low} and {high}" for low, high in crossings)
+            or "none of these R"
+        ),
         graded(bool(mean[0] < 0 < mean[-1]), any(near), all(near) and bool(near)),
         rule=f"negative at the fewest features, positive at the most, and crossing between "
         f"{_NEAR[0]} and {_NEAR[1]} alone",
@@ -121,7 +124,7 @@ def _crossing(numbers: list[int], cells: pandas.DataFrame) -> Claim:
         + ("" if whole else computed),
         doubt="Tried with the data and draws of the authors' public code, and with five data sets "
         "of one draw each.",
-        at_size=whole,
+        full_size=whole,
     )
 
 

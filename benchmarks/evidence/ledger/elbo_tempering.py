@@ -50,8 +50,8 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         ``printed``, the ELBO and the LML of :func:`published_run`.
     """
     setting = cell["seed"], cell["steps"], cell["rates"], cell["temperature"]
-    found = learned_bound(cell["family"], *setting)
-    scores: dict[str, Any] = {**found.scores(), **found.scores_of_q()}
+    learned = learned_bound(cell["family"], *setting)
+    scores: dict[str, Any] = {**learned.scores(), **learned.scores_of_q()}
     if cell["family"] == "rank-1":
         printed = published_run(*setting)
         scores["printed"] = [printed["elbo"], printed["lml"]]

@@ -81,12 +81,12 @@ def mini_net(seed: int) -> torch.nn.Sequential:
 def large_images(name: str, num_train: int, seed: int, turned: float = 0.0) -> Images:
     """Images of 28 x 28, zero where there is no ink, turned by up to so much either way."""
     data = images(name, num_train, seed)
-    parts = []
-    for place, x in enumerate((data.train_x, data.test_x)):
+    scaled = []
+    for offset, x in enumerate((data.train_x, data.test_x)):
         grown = x if x.shape[-1] == _SIZE else interpolate(x, size=(_SIZE, _SIZE))
-        grown = rotated(grown, turned, seed + place) if turned else grown
-        parts.append(grown - grown.min())
-    return Images(parts[0], data.train_y, parts[1], data.test_y)
+        grown = rotated(grown, turned, seed + offset) if turned else grown
+        scaled.append(grown - grown.min())
+    return Images(scaled[0], data.train_y, scaled[1], data.test_y)
 
 
 def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,19 +140,27 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         for angle in grid if turned else (1.0,):
             mll = evidence(structure, outputs, precision, float(angle))
             start = time.process_time()
-            parts = [mll.evidence_of(data.train_x[r], data.train_y[r]) for r in batches]
-            value = parts[0]()
+            evidences = [mll.evidence_of(data.train_x[r], data.train_y[r]) for r in batches]
+            value = evidences[0]()
             if not turned:
                 torch.autograd.grad(value, cast(Any, mll.model).prior.log_precision)
             taken = (time.process_time() - start) / len(batches)
             seconds[name] = min(seconds.get(name, math.inf), taken)
-            for one in (precision,) if turned else grid:
+            for value_of_precision in (precision,) if turned else grid:
                 with torch.no_grad():
-                    cast(Any, mll.model).prior.log_precision.fill_(math.log(one))
-                    curves.setdefault(name, []).append(_mean(parts, [float(p()) for p in parts]))
+                    cast(Any, mll.model).prior.log_precision.fill_(math.log(value_of_precision))
+                    curves.setdefault(name, []).append(
+                        _mean(evidences, [float(p()) for p in evidences])
+                    )
                     if blocks := _blocks_of(name):
-                        by_layers = _mean(parts, [_by_layers(part, mll) for part in parts])
-                        curves.setdefault(blocks, []).append(by_layers)
+                        layered = _mean(
+                            evidences,
+                            [
+                                _layered_evidence(evidence_of_batch, mll)
+                                for evidence_of_batch in evidences
+                            ],
+                        )
+                        curves.setdefault(blocks, []).append(layered)
     return {
         "estimators": list(curves), "curves": list(curves.values()), "learned": learned,
         "seconds": [seconds.get(name, math.nan) for name in curves],
@@ -171,7 +179,7 @@ def _plans(y: Tensor, draws: int, seed: int) -> Iterator[tuple[str, str, list[Te
             else:
                 batches += partition_at_random(len(y), size, generator)
         order = torch.randperm(len(batches), generator=generator)[:draws].tolist()
-        chosen = [batches[place] for place in order]
+        chosen = [batches[index] for index in order]
         yield f"{structure}, {fraction:g}, {partition}, {outputs}", structure, chosen, outputs
 
 
@@ -183,12 +191,12 @@ def _blocks_of(estimate: str) -> str:
     return estimate.replace("kernel", "block")
 
 
-def _mean(parts: list[LaplaceEvidence], values: Sequence[float]) -> float:
+def _mean(evidences: list[LaplaceEvidence], values: Sequence[float]) -> float:
     """The mean of a value of each batch, weighted by the sizes of batches."""
-    return float(np.average(values, weights=[len(one.seen[0]) for one in parts]))
+    return float(np.average(values, weights=[len(evidence.seen[0]) for evidence in evidences]))
 
 
-def _by_layers(evidence: LaplaceEvidence, mll: LaplaceMarginalLogLikelihood) -> float:
+def _layered_evidence(evidence: LaplaceEvidence, mll: LaplaceMarginalLogLikelihood) -> float:
     """The evidence with a block for each layer, from the inner products of the full one."""
     precisions = cast(Any, mll.model).prior.precisions()
     layers: dict[str, dict[str, Tensor]] = {}
@@ -220,19 +228,25 @@ def _shown(sweep: str, of: dict[str, NDArray[np.float64]]) -> NDArray[np.float64
 
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
-    found = _tightness(cells)
-    return [_ordered(found), *_finer(found), _blocks(found), _optimum(found), _cost(cells)]
+    tightness = _tightness(cells)
+    return [
+        _ordered(tightness),
+        *_finer(tightness),
+        _blocks(tightness),
+        _optimum(tightness),
+        _cost(cells),
+    ]
 
 
-def _ordered(found: dict[str, dict[str, NDArray[np.float64]]]) -> Claim:
-    parts = []
-    for sweep, of in found.items():
+def _ordered(tightness: dict[str, dict[str, NDArray[np.float64]]]) -> Claim:
+    lines = []
+    for sweep, of in tightness.items():
         full, block, diagonal = (of[n] for n in (_FULL, _BLOCKS, "diagonal, 1, random, all"))
         kronecker = of["kronecker, 1, random, all"]
         best = full.max(1).mean()
-        gaps = [best - one.max(1).mean() for one in (block, kronecker, diagonal)]
+        gaps = [best - curves.max(1).mean() for curves in (block, kronecker, diagonal)]
         right = bool((full >= block - 1e-3).all() and (block >= diagonal - 1e-3).all())
-        parts.append((
+        lines.append((
             f"{sweep}: largest value of the full one {best:.3f}; of blocks of layers "
             f"{gaps[0]:.3f}, of Kronecker factors {gaps[1]:.3f}, of the diagonal {gaps[2]:.3f} "
             "below",
@@ -243,16 +257,16 @@ def _ordered(found: dict[str, dict[str, NDArray[np.float64]]]) -> Claim:
         "Of all points, the full evidence is above that of blocks, and that above the diagonal's, "
         "at every precision and angle.",
         _PUBLISHED,
-        *listed(parts),
+        *listed(lines),
         "Numbers are nats per point, means over seeds. Kronecker factors are not proven to be a "
         "bound; for turned images they are of the form that sums gradients over turns.",
         rule="in that order at each value and seed, to rounding",
         doubt="Ours, as it is a theorem.",
-        at_size=False,
+        full_size=False,
     )
 
 
-def _by_share(
+def _share_gaps(
     sweep: str, of: dict[str, NDArray[np.float64]], structure: str, outputs: str
 ) -> tuple[str, bool, NDArray[np.float64]]:
     """Mean gaps to the full evidence by share of the points, whether they fall, and the curves."""
@@ -263,24 +277,25 @@ def _by_share(
     return f"{sweep}: {text}", bool((np.diff(gaps) < 0).all()), curves
 
 
-def _finer(found: dict[str, dict[str, NDArray[np.float64]]]) -> list[Claim]:
+def _finer(tightness: dict[str, dict[str, NDArray[np.float64]]]) -> list[Claim]:
     def line(outputs: str, slack: float) -> list[Any]:
-        parts = []
-        for sweep, of in found.items():
-            text, fall, curves = _by_share(sweep, of, "kernel", outputs)
+        lines = []
+        for sweep, of in tightness.items():
+            text, fall, curves = _share_gaps(sweep, of, "kernel", outputs)
             gaps = of[_FULL].mean(0) - curves.mean(1)
-            parts.append((text, fall, bool((gaps > -slack).all())))
-        return parts
+            lines.append((text, fall, bool((gaps > -slack).all())))
+        return lines
 
     subsets, single = line("all", 1e-3), line("single", 0.05)
     classes = []
-    for sweep, of in found.items():
+    for sweep, of in tightness.items():
         for fraction in _FRACTIONS[:2]:
-            one, other = (
+            same_class, any_class = (
                 of[f"kernel, {fraction:g}, {p}, all"].mean(0) for p in ("class", "random")
             )
-            classes.append((f"{sweep}, {100 * fraction:g} % of points: {np.mean(one - other):+.3f}",
-                            bool((one > other).mean() > 0.5)))  # fmt: skip
+            gain = same_class - any_class
+            text = f"{sweep}, {100 * fraction:g} % of points: {gain.mean():+.3f}"
+            classes.append((text, bool((gain > 0).mean() > 0.5)))
     return [
         Claim(
             f"{_SOURCE}, Theorem 2 and Figures 3 to 6",
@@ -291,7 +306,7 @@ def _finer(found: dict[str, dict[str, NDArray[np.float64]]]) -> list[Claim]:
             ),
             rule="gaps fall with the size of batches and are nowhere negative",
             doubt="Ours: tried with three seeds.",
-            at_size=False,
+            full_size=False,
         ),
         Claim(
             f"{_SOURCE}, Theorem 3 and Figures 3 to 6",
@@ -305,7 +320,7 @@ def _finer(found: dict[str, dict[str, NDArray[np.float64]]]) -> list[Claim]:
             "gap down to -.05 nats counts as zero.",
             rule="gaps fall with the size of batches and are nowhere below -.05 nats",
             doubt="Ours: the mean is over few draws of an output. Tried with 10 and 20 of them.",
-            at_size=False,
+            full_size=False,
         ),
         Claim(
             f"{_SOURCE}, Section 4 and Figures 3 to 6",
@@ -314,41 +329,43 @@ def _finer(found: dict[str, dict[str, NDArray[np.float64]]]) -> list[Claim]:
             *listed(classes, "nats a point tighter in the mean: "),
             rule="tighter at most values of the range, for each sweep and size",
             doubt="Ours: of few points a class has few batches. Tried with batches of 5 and 10 %.",
-            at_size=False,
+            full_size=False,
         ),
     ]
 
 
-def _blocks(found: dict[str, dict[str, NDArray[np.float64]]]) -> Claim:
-    parts = []
-    for sweep, of in found.items():
-        whole = _by_share(sweep, of, "kernel", "all")[2]
-        text, fall, blocks = _by_share(sweep, of, "block", "all")
-        parts.append((text, fall, bool((blocks <= whole + 1e-3).all())))
+def _blocks(tightness: dict[str, dict[str, NDArray[np.float64]]]) -> Claim:
+    lines = []
+    for sweep, of in tightness.items():
+        whole = _share_gaps(sweep, of, "kernel", "all")[2]
+        text, fall, blocks = _share_gaps(sweep, of, "block", "all")
+        lines.append((text, fall, bool((blocks <= whole + 1e-3).all())))
     return Claim(
         f"{_SOURCE}, Theorems 1 and 2 and the appendix",
         "Blocks of layers of a batch give bounds below that of the whole batch, the tighter the "
         "larger the batch.",
         _PUBLISHED,
-        *listed(parts, "mean gap to the full evidence over the range, by share of the points: "),
+        *listed(lines, "mean gap to the full evidence over the range, by share of the points: "),
         rule="below the bound of the same batches at each value, and gaps fall with their size",
         doubt="Ours, as it is a theorem.",
-        at_size=False,
+        full_size=False,
     )
 
 
-def _optimum(found: dict[str, dict[str, NDArray[np.float64]]]) -> Claim:
-    parts = []
-    for sweep, of in found.items():
-        places = {
+def _optimum(tightness: dict[str, dict[str, NDArray[np.float64]]]) -> Claim:
+    lines = []
+    for sweep, of in tightness.items():
+        optima = {
             name: of[name].argmax(1)
             for name in (_FULL, "kernel, 0.2, random, single", "kronecker, 1, random, all")
         }
-        best, small, kronecker = places.values()
+        best, small, kronecker = optima.values()
         grid = _shown(sweep, of)
-        shown = ["/".join(f"{grid[k]:.3g}" for k in one) for one in (best, small, kronecker)]
+        shown = [
+            "/".join(f"{grid[k]:.3g}" for k in indices) for indices in (best, small, kronecker)
+        ]
         apart = np.abs(small - best).max()
-        parts.append((
+        lines.append((
             f"{sweep}: largest at {shown[0]} by the full evidence, {shown[1]} by the bound, "
             f"{shown[2]} by Kronecker factors of all points, a seed each; at most {apart} steps "
             "apart",
@@ -359,18 +376,18 @@ def _optimum(found: dict[str, dict[str, NDArray[np.float64]]]) -> Claim:
         "A bound from two per cent of the terms, a fifth of the points and one of ten outputs, has "
         "its optimum where the full evidence has it.",
         "optima agree",
-        *listed(parts),
+        *listed(lines),
         "The grid of precisions has four values per decade from 1e-4 to 1e4; the grid of angles "
         "has steps of 22.5 degrees up to 180.",
         rule="within one step of the grid, for each sweep and seed",
         doubt="Ours: the network is trained on few images, so that the evidence is flat over "
         "angles near its optimum. Tried with 60 and 100 images.",
-        at_size=False,
+        full_size=False,
     )
 
 
 def _cost(cells: pandas.DataFrame) -> Claim:
-    parts = []
+    lines = []
     for sweep, some in cells.groupby("sweep"):
         of, names = _tightness(some)[sweep], some.iloc[0]["estimators"]
         seconds = dict(zip(names, array(some["seconds"]).mean(0), strict=True))
@@ -386,7 +403,7 @@ def _cost(cells: pandas.DataFrame) -> Claim:
             and value[name] > value[dear]
         ]
         text = ", ".join(f"{n} ({seconds[n]:.3f} s, {value[n]:.2f})" for n in better[:3])
-        parts.append((
+        lines.append((
             f"{sweep}: Kronecker factors of all points {seconds[dear]:.3f} s, {value[dear]:.2f}; "
             f"full {seconds[_FULL]:.3f} s, {value[_FULL]:.2f}; faster and tighter than Kronecker: "
             f"{text or 'none'}", bool(better),
@@ -396,25 +413,25 @@ def _cost(cells: pandas.DataFrame) -> Claim:
         "For their time, bounds in function space from a part of the points or outputs are the "
         "tightest.",
         "on the front of time and tightness",
-        *listed(parts, "processor time and nats a point at the optimum: "),
+        *listed(lines, "processor time and nats a point at the optimum: "),
         "Names state structure, share of points, partition and outputs.",
         rule="some of them faster and tighter than Kronecker factors of all points, in each sweep",
         doubt="Ours: of so few turned images Kronecker factors are nearly as tight as the full "
         "evidence. Tried with 60 and 100 images, and with either form of the factors.",
-        at_size=False,
+        full_size=False,
     )
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
-    found = _tightness(cells)
-    several = np.atleast_2d(figure.subplots(len(found), 5))
+    tightness = _tightness(cells)
+    several = np.atleast_2d(figure.subplots(len(tightness), 5))
     panels = (
         [_FULL, _BLOCKS, "kronecker, 1, random, all", "diagonal, 1, random, all"],
         [_FULL, *(f"kernel, {f:g}, random, all" for f in _FRACTIONS[::-1])],
         [_FULL, *(f"block, {f:g}, random, all" for f in (1.0, *_FRACTIONS[::-1]))],
         [_FULL, *(f"kernel, {f:g}, random, single" for f in (1.0, *_FRACTIONS[::-1]))],
     )
-    for row, (sweep, of) in zip(several, found.items(), strict=True):
+    for row, (sweep, of) in zip(several, tightness.items(), strict=True):
         grid = _shown(sweep, of)
         best = of[_FULL].mean(0).max()
         for axes, names in zip(row, panels, strict=False):

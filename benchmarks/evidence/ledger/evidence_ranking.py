@@ -97,7 +97,7 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
             rule="both intervals above zero",
             doubt="Ours: tried on 8 x 8 digits with 1000 images, and in the study "
             "[architectures](results/README.md) with fixed precisions.",
-            at_size=False,
+            full_size=False,
         )
     ]
 
@@ -117,6 +117,6 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 EXPERIMENT = Experiment(
     "evidence-ranking", "Forty networks: the evidence and what they reach on test images", _cells,
     run_cell, _claims, _draw,
-    modules=("benchmarks.evidence.training"),
+    modules=("benchmarks.evidence.training",),
 )  # fmt: skip
 """Immer et al. (2021), Section 4.2 and Figures 2 and 7."""

@@ -44,7 +44,7 @@ def _cells() -> list[dict[str, Any]]:
         {"seed": seed, "weights_seed": seed, "orders": 1000, "curves": 100}
         for seed in range(100, 120)
     ]
-    return [{"experiment": "fourier", "points": 500} | one for one in [paper, *others]]
+    return [{"experiment": "fourier", "points": 500} | cell for cell in [paper, *others]]
 
 
 def fourier_data(
@@ -121,12 +121,12 @@ def _model(kind: tuple[int, int], x: Tensor, y: Tensor) -> BayesianLinearModel:
 
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
-    of_paper = (cells["weights_seed"] == _PAPER_SEEDS[0]) & (cells["seed"] == _PAPER_SEEDS[1])
-    claims = [_on_other_data(cells[~of_paper])] if (~of_paper).any() else []
-    if of_paper.any():
-        row = cells[of_paper].iloc[0]
+    is_paper = (cells["weights_seed"] == _PAPER_SEEDS[0]) & (cells["seed"] == _PAPER_SEEDS[1])
+    claims = [_on_other_data(cells[~is_paper])] if (~is_paper).any() else []
+    if is_paper.any():
+        row = cells[is_paper].iloc[0]
         return [
-            _preferences(row), _figures(row), _by_the_text(row), _crossing(row), _increments(row),
+            _preferences(row), _figures(row), _text_prior(row), _crossing(row), _increments(row),
             *claims,
         ]  # fmt: skip
     return claims
@@ -177,7 +177,7 @@ def _figures(row: pandas.Series) -> Claim:
     )
 
 
-def _by_the_text(row: pandas.Series) -> Claim:
+def _text_prior(row: pandas.Series) -> Claim:
     clml = row["text_clml"] - row["M9_clml"]
     return Claim(
         _SOURCE,
@@ -260,10 +260,10 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 def _bars(axes: Axes, row: pandas.Series) -> None:
     lml = [row[f"{name}_lml"] for name in _MODELS]
     clml = [row[f"{name}_clml"] for name in _MODELS]
-    places = range(len(_MODELS))
-    axes.bar([place - 0.2 for place in places], lml, 0.4, label="LML")
-    axes.bar([place + 0.2 for place in places], clml, 0.4, label="CLML, m = 85")
-    axes.set_xticks(list(places), list(_MODELS))
+    positions = range(len(_MODELS))
+    axes.bar([position - 0.2 for position in positions], lml, 0.4, label="LML")
+    axes.bar([position + 0.2 for position in positions], clml, 0.4, label="CLML, m = 85")
+    axes.set_xticks(list(positions), list(_MODELS))
     axes.set(ylabel="nats, n = 100", ylim=(0, 78))
     axes.legend(loc="upper center", ncols=2, fontsize=7)
 

@@ -34,15 +34,15 @@ def tangent_kernel(name: str, x: Tensor) -> Tensor:
     return kernel / kernel.diagonal().mean()
 
 
-def _relu(covariance: Tensor, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+def _relu(covariance: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Covariances behind ReLUs of twice the variance, and of their derivatives.
 
     Args:
         covariance: Of two Gaussians before.
-        one: Variance of the first.
-        other: Variance of the second.
+        first: Variance of the first.
+        second: Variance of the second.
     """
-    scale = (one * other).sqrt()
+    scale = (first * second).sqrt()
     cosine = (covariance / scale.clamp_min(1e-30)).clamp(-1.0, 1.0)
     angle = torch.acos(cosine)
     behind = scale / math.pi * ((1 - cosine.square()).sqrt() + (math.pi - angle) * cosine)
@@ -67,10 +67,10 @@ def _averaged(values: Tensor) -> Tensor:
 
 def _variances(x: Tensor) -> list[Tensor]:
     """Of each place before each layer of ReLUs, ``(n, 1, size, size)``; ReLUs keep them."""
-    found = [_averaged(x.square().mean(1, keepdim=True))]
+    variances = [_averaged(x.square().mean(1, keepdim=True))]
     for _ in range(_CONVOLUTIONS - 1):
-        found.append(_averaged(found[-1]))
-    return found
+        variances.append(_averaged(variances[-1]))
+    return variances
 
 
 def _convolutional(x: Tensor) -> Tensor:
@@ -99,21 +99,21 @@ def _pooled(x: Tensor) -> Tensor:
     kernel = x.new_zeros(n, n)
     pairs = torch.tril_indices(n, n)
     for chunk in pairs.split(max(1, _PAIRS // places**2), dim=1):
-        one, other = chunk
-        left, right = (x[rows].flatten(2) for rows in (one, other))
+        first, second = chunk
+        left, right = (x[rows].flatten(2) for rows in (first, second))
         covariance = _averaged_pairs(torch.einsum("bcp,bcq->bpq", left, right) / x.shape[1], size)
         tangent = covariance
         for layer, variance in enumerate(flat):
             covariance, slope = _relu(
-                covariance, variance[one].unsqueeze(-1), variance[other].unsqueeze(-2)
+                covariance, variance[first].unsqueeze(-1), variance[second].unsqueeze(-2)
             )
             tangent = tangent * slope
             if layer < _CONVOLUTIONS - 1:
                 covariance = _averaged_pairs(covariance, size)
                 tangent = _averaged_pairs(tangent, size) + covariance
         values = (tangent + covariance).mean((1, 2))
-        kernel[one, other] = values
-        kernel[other, one] = values
+        kernel[first, second] = values
+        kernel[second, first] = values
     return kernel.to(dtype)
 
 

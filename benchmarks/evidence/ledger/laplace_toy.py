@@ -71,12 +71,14 @@ def true_evidence(data: Tensor, width: float) -> float:
         width: :math:`\alpha`.
     """
     periods = math.floor(width / math.pi)
-    rest = width - periods * math.pi  # on either side of the whole periods, together one 2 rest
-    parts = [_log_integral(data, math.pi * periods, math.pi * periods + rest)]
-    parts.append(_log_integral(data, -math.pi * periods - rest, -math.pi * periods))
+    remainder = (
+        width - periods * math.pi
+    )  # on either side of the whole periods, together one 2 rest
+    integrals = [_log_integral(data, math.pi * periods, math.pi * periods + remainder)]
+    integrals.append(_log_integral(data, -math.pi * periods - remainder, -math.pi * periods))
     if periods:
-        parts.append(_log_integral(data, -math.pi, math.pi) + math.log(periods))
-    return float(torch.logsumexp(torch.stack(parts), dim=0)) - math.log(2 * width)
+        integrals.append(_log_integral(data, -math.pi, math.pi) + math.log(periods))
+    return float(torch.logsumexp(torch.stack(integrals), dim=0)) - math.log(2 * width)
 
 
 def laplace_evidence(data: Tensor, width: float) -> float:
@@ -138,8 +140,8 @@ def _flattens(cells: pandas.DataFrame) -> Claim:
     spreads = [np.ptp(values) for _, values in curves]
     sampled = [_beyond(row, "sampled", _BEYOND) for _, row in cells.iterrows()]
     apart = max(
-        np.abs(one - other)[widths > _BEYOND].max()
-        for (widths, one), (_, other) in zip(curves, sampled, strict=True)
+        np.abs(exact - monte_carlo)[widths > _BEYOND].max()
+        for (widths, exact), (_, monte_carlo) in zip(curves, sampled, strict=True)
     )
     return Claim(
         _SOURCE,
@@ -163,7 +165,7 @@ def _falls(cells: pandas.DataFrame) -> Claim:
         "slope -1",
         f"slope {min(slopes):.6f} to {max(slopes):.6f}; at width {_WIDTHS[1]:g} it is "
         f"{with_error(short, 1)} nats too low",
-        graded(max(abs(one + 1) for one in slopes) < 1e-6),
+        graded(max(abs(slope + 1) for slope in slopes) < 1e-6),
         f"On {curved} of {len(cells)} data sets the mean of the data is outside [-1, 1], where the "
         "two modes coincide."
         if curved

@@ -87,7 +87,9 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
 
 
 def _first_terms(cells: pandas.DataFrame) -> Claim:
-    lml, early, late = (_gains(cells, "true", "vague", part) for part in ("all", "first", "last"))
+    lml, early, late = (
+        _gains(cells, "true", "vague", span_name) for span_name in ("all", "first", "last")
+    )
     share, rmse = early / lml, cells["vague_rmse"] / cells["true_rmse"] - 1
     last = len(cells["true"].iloc[0]) // 10
     return Claim(
@@ -105,12 +107,12 @@ def _first_terms(cells: pandas.DataFrame) -> Claim:
         rule="LML lower by two standard errors; on each data set more than 90 % of it in the first "
         "tenth and less than 1 % in the last",
         doubt="Ours: models and data are our own.",
-        at_size=False,
+        full_size=False,
     )  # fmt: skip
 
 
 def _reversed(cells: pandas.DataFrame) -> Claim:
-    lml, late = (_gains(cells, "vague", "small", part) for part in ("all", "last"))
+    lml, late = (_gains(cells, "vague", "small", span_name) for span_name in ("all", "last"))
     rmse = cells["vague_rmse"] - cells["small_rmse"]
     wrong = int(((lml < 0) & (late > 0)).sum())
     n = len(cells["true"].iloc[0])
@@ -124,15 +126,15 @@ def _reversed(cells: pandas.DataFrame) -> Claim:
         graded(differs(lml, -1), differs(late, 1), differs(rmse, -1)),
         rule="LML lower, last terms higher and RMSE lower, by two standard errors",
         doubt="Ours: models and data are our own.",
-        at_size=False,
+        full_size=False,
     )
 
 
-def _gains(cells: pandas.DataFrame, first: str, second: str, part: str) -> NDArray[np.float64]:
+def _gains(cells: pandas.DataFrame, first: str, second: str, span_name: str) -> NDArray[np.float64]:
     """Sum of the differences of terms, over all points, the first or the last tenth."""
     terms = array(cells[first]) - array(cells[second])
     tenth = terms.shape[1] // 10
-    span = {"all": slice(None), "first": slice(tenth), "last": slice(-tenth, None)}[part]
+    span = {"all": slice(None), "first": slice(tenth), "last": slice(-tenth, None)}[span_name]
     return terms[:, span].sum(1)
 
 

@@ -97,10 +97,10 @@ def _models(x: Tensor, y: Tensor, lengthscales: Tensor, noise: float) -> GPRegre
 
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
-    of_noise = [(noise, some) for noise, some in cells.groupby("noise", sort=False)]
+    groups = [(noise, some) for noise, some in cells.groupby("noise", sort=False)]
     sizes = cells["sizes"].iloc[0]
-    curves = [(array(some["lml"]), array(some["clml"])) for _, some in of_noise]
-    noises = [float(noise) for noise, _ in of_noise]
+    curves = [(array(some["lml"]), array(some["clml"])) for _, some in groups]
+    noises = [float(noise) for noise, _ in groups]
     return [_overestimates(sizes, noises, curves), _alike(sizes, noises, curves)]
 
 
@@ -109,7 +109,7 @@ _Curves = list[tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 def _overestimates(sizes: list[int], noises: list[float], curves: _Curves) -> Claim:
     texts = [
-        f"noise {noise:g}: " + _by_size(sizes, [with_error(one, 2) for one in lml.T])
+        f"noise {noise:g}: " + _sized(sizes, [with_error(chosen, 2) for chosen in lml.T])
         for noise, (lml, _) in zip(noises, curves, strict=True)
     ]
     ends = np.mean([(lml[:, 0] > 0.99 * _HIGHEST).mean() for lml, _ in curves])
@@ -121,7 +121,7 @@ def _overestimates(sizes: list[int], noises: list[float], curves: _Curves) -> Cl
     return Claim(
         _SOURCE,
         "The LML overestimates the lengthscale with few points, and less with more.",
-        "true 4; LML " + _by_size(sizes, [f"{one:.2f}" for one in _PUBLISHED["lml"]]),
+        "true 4; LML " + _sized(sizes, [f"{chosen:.2f}" for chosen in _PUBLISHED["lml"]]),
         "LML, " + "; ".join(texts),
         graded(*holds),
         "Means include data sets whose largest value lies at the end of the range "
@@ -134,20 +134,19 @@ def _alike(sizes: list[int], noises: list[float], curves: _Curves) -> Claim:
     published = np.subtract(*_PUBLISHED.values())
     texts = []
     for noise, (lml, clml) in zip(noises, curves, strict=True):
-        texts.append(
-            f"noise {noise:g}: CLML " + _by_size(sizes, [with_error(one, 2) for one in clml.T])
-            + "; LML minus CLML " + _by_size(sizes, [with_error(one, 2) for one in (lml - clml).T])
-        )  # fmt: skip
+        means, gaps = ([with_error(chosen, 2) for chosen in x.T] for x in (clml, lml - clml))
+        columns = f"CLML {_sized(sizes, means)}; LML minus CLML {_sized(sizes, gaps)}"
+        texts.append(f"noise {noise:g}: {columns}")
     above = [differs(clml[:, 0] - _LENGTHSCALE, 1) for _, clml in curves]
     near = [
-        abs(mean_and_error(one)[0]) < 0.15 * clml[:, place].mean()
+        abs(mean_and_error(chosen)[0]) < 0.15 * clml[:, index].mean()
         for lml, clml in curves
-        for place, one in enumerate((lml - clml).T)
+        for index, chosen in enumerate((lml - clml).T)
     ]
     return Claim(
         _SOURCE,
         "The CLML (m = .9 n) does not remove the bias: its curve is much like the LML's.",
-        "LML minus CLML " + _by_size(sizes, [f"{one:+.2f}" for one in published]),
+        "LML minus CLML " + _sized(sizes, [f"{chosen:+.2f}" for chosen in published]),
         "; ".join(texts),
         graded(*above, *near),
         "Appendix H gives a noise of .2, which can be a variance or a deviation: both are tried.",
@@ -158,8 +157,8 @@ def _alike(sizes: list[int], noises: list[float], curves: _Curves) -> Claim:
     )
 
 
-def _by_size(sizes: list[int], values: list[str]) -> str:
-    return ", ".join(f"{one} (n = {n})" for n, one in zip(sizes, values, strict=False))
+def _sized(sizes: list[int], values: list[str]) -> str:
+    return ", ".join(f"{value} (n = {n})" for n, value in zip(sizes, values, strict=False))
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
@@ -168,8 +167,8 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     for axes, noise in zip(several, noises, strict=True):
         some = cells[cells["noise"] == noise]
         for color, name in (("C0", "lml"), ("C1", "clml")):
-            found = [mean_and_error(values) for values in array(some[name]).T]
-            means, errors = zip(*found, strict=True)
+            moments = [mean_and_error(values) for values in array(some[name]).T]
+            means, errors = zip(*moments, strict=True)
             axes.errorbar(sizes, means, errors, color=color, marker="o", label=name.upper())
             label = f"{name.upper()}, published"
             published = _PUBLISHED[name][: len(sizes)]

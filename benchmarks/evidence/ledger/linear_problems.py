@@ -72,11 +72,11 @@ def linear_models(
         raise UnknownNameError("problem", problem, PROBLEMS)
     generator = torch.Generator().manual_seed(seed)
     if problem == "frequency":
-        return _of_frequencies(*_two_digits(data, num_points, generator), seed)
-    return _of_columns(problem, num_points, generator)
+        return _frequency_models(*_two_digits(data, num_points, generator), seed)
+    return _column_models(problem, num_points, generator)
 
 
-def _of_columns(
+def _column_models(
     problem: str, num_points: int, generator: torch.Generator
 ) -> dict[float, BayesianLinearModel]:
     columns, informative = (25, 25) if problem == "variance" else (30, _INFORMATIVE)
@@ -90,16 +90,16 @@ def _of_columns(
             variance: BayesianLinearModel(x, y, prior_variance=variance, noise=_NOISE)
             for variance in _VARIANCES
         }
-    noise, one = 1 / informative, problem == "features, one prior"
+    noise, same_prior = 1 / informative, problem == "features, one prior"
     return {
         k: BayesianLinearModel(
-            x[:, :k], y, prior_variance=1 / (_INFORMATIVE if one else k) ** 2, noise=noise
+            x[:, :k], y, prior_variance=1 / (_INFORMATIVE if same_prior else k) ** 2, noise=noise
         )
         for k in _NUM_FEATURES
     }
 
 
-def _of_frequencies(x: Tensor, y: Tensor, seed: int) -> dict[float, BayesianLinearModel]:
+def _frequency_models(x: Tensor, y: Tensor, seed: int) -> dict[float, BayesianLinearModel]:
     distance = float(torch.pdist(x).median())
     generator = torch.Generator().manual_seed(1000 + seed)
     weight = torch.randn(300, x.shape[-1], generator=generator, dtype=torch.float64)

@@ -174,8 +174,8 @@ def _on_paper_data(cells: pandas.DataFrame) -> Claim:
     )  # fmt: skip
 
 
-def _overfits(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    def part(name: str, cells: pandas.DataFrame) -> tuple[Any, ...]:
+def _overfits(settings: Mapping[str, pandas.DataFrame]) -> Claim:
+    def line(name: str, cells: pandas.DataFrame) -> tuple[Any, ...]:
         gaps = [_gap(cells, "lml", "constant", score) for score in ("lml", "rmse", "nll")]
         lml, rmse, nll = (with_error(gap, digits) for gap, digits in zip(gaps, (1, 2, 1)))  # noqa: B905
         text = f"{_HOW[name]}: LML {lml} nats, test RMSE {rmse}, test NLL {nll} nats a point"
@@ -185,15 +185,15 @@ def _overfits(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         _SOURCE,
         "The same on draws of other seeds.",
         "LML far above, test error far worse",
-        *listed((part(*one) for one in parts.items()), "network minus constant: "),
+        *listed((line(*setting) for setting in settings.items()), "network minus constant: "),
         rule="all three positive by two standard errors",
         doubt="Ours: test NLL of an overconfident model has a long tail over data sets, and its "
         "standard error with it. Tried with everything trained and with the network alone.",
     )
 
 
-def _conditional_trains(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    def part(name: str, cells: pandas.DataFrame) -> tuple[str, bool]:
+def _conditional_trains(settings: Mapping[str, pandas.DataFrame]) -> Claim:
+    def line(name: str, cells: pandas.DataFrame) -> tuple[str, bool]:
         nll, rmse = (_gap(cells, "clml", "lml", score) for score in ("nll", "rmse"))
         left = _gap(cells, "clml", "constant", "rmse")
         lower = int((nll < 0).sum())
@@ -208,18 +208,18 @@ def _conditional_trains(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         _BEYOND_PAPER,
         "Training by the CLML in place of the LML lessens the overfit: lower test NLL.",
         "on most data sets",
-        *listed((part(*one) for one in parts.items()), "CLML minus LML, "),
+        *listed((line(*setting) for setting in settings.items()), "CLML minus LML, "),
         rule="lower on three of four data sets, in both settings",
         doubt="It fails only in our setting, where kernel and noise are held at their true "
         "values: the predictive variance is then the same under both objectives, and only the "
         "mean differs, which neither objective determines beyond the data. Tried in both "
         "settings.",
-        own=True,
+        question=True,
     )
 
 
-def _conditional_prefers(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    def part(name: str, cells: pandas.DataFrame) -> tuple[str, bool]:
+def _conditional_prefers(settings: Mapping[str, pandas.DataFrame]) -> Claim:
+    def line(name: str, cells: pandas.DataFrame) -> tuple[str, bool]:
         clml = _gap(cells, "lml", "constant", "clml")
         text = (
             f"{_HOW[name]}: CLML (m = 45) {with_error(clml, 2)} nats, lower on "
@@ -231,13 +231,13 @@ def _conditional_prefers(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         _SOURCE,
         "As a score of trained models, the CLML is lower for the overfitting network.",
         "no figure",
-        *listed((part(*one) for one in parts.items()), "network minus constant: "),
+        *listed((line(*setting) for setting in settings.items()), "network minus constant: "),
         "Held-out points lie among the training points and test points lie beyond them, so no "
         "split of the training points shows how a mean extrapolates.",
         rule="negative by two standard errors",
         doubt="The paper does not claim this. Tried with everything trained and with only the "
         "network trained.",
-        own=True,
+        question=True,
     )
 
 
@@ -246,8 +246,8 @@ def _gap(cells: pandas.DataFrame, first: str, second: str, score: str) -> pandas
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
-    of_paper = cells[cells["data_seed"] == _PAPER_SEED]
-    row = (of_paper if len(of_paper) else cells).iloc[0]
+    paper_cells = cells[cells["data_seed"] == _PAPER_SEED]
+    row = (paper_cells if len(paper_cells) else cells).iloc[0]
     x, y = np.array(row["x"]), np.array(row["y"])
     several = figure.subplots(1, len(_MEANS), sharey=True)
     for axes, (name, label) in zip(several, _MEANS.items(), strict=True):

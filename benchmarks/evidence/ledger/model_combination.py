@@ -74,9 +74,9 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     descent = _LEARNING_RATE, cell["passes"]
     result: dict[str, Any] = {
         "setting": list(models),
-        "lml": [float(log_marginal_likelihood(one).detach()) for one in several],
+        "lml": [float(log_marginal_likelihood(model).detach()) for model in several],
         "expected": [
-            training_speed(one, 2, orderings=order, repeats=1).expected.value for one in several
+            training_speed(model, 2, orderings=order, repeats=1).expected.value for model in several
         ],
     }
     for scheme in _SCHEMES:
@@ -91,11 +91,11 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
-    parts = _parts(cells)
-    return [_concurrent(parts), _compared(parts), _flexible(parts), _prior(parts)]
+    problems = _problems(cells)
+    return [_concurrent(problems), _compared(problems), _flexible(problems), _prior(problems)]
 
 
-def _parts(cells: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
+def _problems(cells: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
     named = {name: cells[cells["problem"] == name] for name in _SETTINGS}
     return {name: some for name, some in named.items() if len(some)}
 
@@ -104,16 +104,18 @@ def _correlations(cells: pandas.DataFrame, scheme: str, score: str = "lml") -> N
     return rank_correlations(cells[score], cells[scheme])
 
 
-def _concurrent(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    def part(name: str, cells: pandas.DataFrame) -> tuple[str, bool]:
+def _concurrent(problems: Mapping[str, pandas.DataFrame]) -> Claim:
+    def line(name: str, cells: pandas.DataFrame) -> tuple[str, bool]:
         ranks = _correlations(cells, "concurrent")
-        expected, by_l = (
+        expected, l_ranks = (
             _correlations(cells, "concurrent_mean", score) for score in ("lml", "expected")
         )
-        lml, weights = (array(cells[one]).argmax(1) for one in ("lml", "concurrent_mean"))
+        lml, weights = (
+            array(cells[name_and_cells]).argmax(1) for name_and_cells in ("lml", "concurrent_mean")
+        )
         text = (
             f"{with_error(ranks, 2)} (expected weights {with_error(expected, 2)}, with L instead "
-            f"{with_error(by_l, 2)}; the same model first on {sum(lml == weights)} of "
+            f"{with_error(l_ranks, 2)}; the same model first on {sum(lml == weights)} of "
             f"{len(cells)} data sets)"
         )
         return f"{name} {text}", differs(ranks, 1)
@@ -122,22 +124,29 @@ def _concurrent(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         _SOURCE,
         "Weights learned from draws that are concurrent with the data follow the LML.",
         "the largest weight at the model of most evidence",
-        *listed((part(*one) for one in parts.items()), "rank correlation with the LML: "),
+        *listed(
+            (line(*name_and_cells) for name_and_cells in problems.items()),
+            "rank correlation with the LML: ",
+        ),
         rule="positive by two standard errors for each problem",
     )
 
 
-def _compared(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    def part(name: str, cells: pandas.DataFrame, scheme: str) -> tuple[str, bool]:
+def _compared(problems: Mapping[str, pandas.DataFrame]) -> Claim:
+    def line(name: str, cells: pandas.DataFrame, scheme: str) -> tuple[str, bool]:
         gain = _correlations(cells, "concurrent") - _correlations(cells, scheme)
         return f"{name}, {scheme} draws {with_error(gain, 2)}", differs(gain, 1)
 
-    found = (part(*one, scheme) for one in parts.items() for scheme in ("posterior", "prior"))
+    lines = (
+        line(*name_and_cells, scheme)
+        for name_and_cells in problems.items()
+        for scheme in ("posterior", "prior")
+    )
     return Claim(
         _SOURCE,
         "Concurrent draws follow the LML more closely than draws from the posterior or the prior.",
         "only concurrent draws do",
-        *listed(found, "gain in rank correlation over "),
+        *listed(lines, "gain in rank correlation over "),
         rule="each gain positive by two standard errors",
         doubt="For one problem of three the paper's claim does not hold: where models differ "
         "only in the prior variance, those with the best posterior fit nearly have the most "
@@ -146,8 +155,8 @@ def _compared(parts: Mapping[str, pandas.DataFrame]) -> Claim:
     )
 
 
-def _flexible(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    def part(name: str, cells: pandas.DataFrame) -> tuple[str, bool]:
+def _flexible(problems: Mapping[str, pandas.DataFrame]) -> Claim:
+    def line(name: str, cells: pandas.DataFrame) -> tuple[str, bool]:
         posterior, concurrent = (
             _gains(cells, name, scheme) for scheme in ("posterior", "concurrent")
         )
@@ -164,7 +173,7 @@ def _flexible(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         "Draws from the posterior give the most flexible model more weight than that of most "
         "evidence.",
         "weight rises with flexibility",
-        *listed((part(*one) for one in parts.items()), before),
+        *listed((line(*name_and_cells) for name_and_cells in problems.items()), before),
         rule="positive by two standard errors for each problem",
     )
 
@@ -175,8 +184,8 @@ def _gains(cells: pandas.DataFrame, problem: str, scheme: str) -> NDArray[np.flo
     return weights[:, flexible] - weights[range(len(cells)), best]
 
 
-def _prior(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    def part(name: str, cells: pandas.DataFrame) -> tuple[Any, ...]:
+def _prior(problems: Mapping[str, pandas.DataFrame]) -> Claim:
+    def line(name: str, cells: pandas.DataFrame) -> tuple[Any, ...]:
         ranks, expected = (_correlations(cells, scheme) for scheme in ("prior", "prior_mean"))
         text = f"{with_error(ranks, 2)} (expected weights {with_error(expected, 2)})"
         return f"{name} {text}", *(not differs(ranks, sign) for sign in (1, -1))
@@ -185,7 +194,10 @@ def _prior(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         _SOURCE,
         "Weights learned from draws of the prior say nothing of the evidence.",
         "no relation",
-        *listed((part(*one) for one in parts.items()), "rank correlation with the LML: "),
+        *listed(
+            (line(*name_and_cells) for name_and_cells in problems.items()),
+            "rank correlation with the LML: ",
+        ),
         rule="within two standard errors of zero, sampled and in expectation, for each problem",
         doubt="Our rule is stricter than the paper: weights under the prior decay towards zero, "
         "faster for a model whose predictions have a larger variance. This orders them without "
@@ -195,8 +207,9 @@ def _prior(parts: Mapping[str, pandas.DataFrame]) -> Claim:
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
-    parts = _parts(cells)
-    for axes, (name, some) in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts.items()):  # noqa: B905
+    problems = _problems(cells)
+    panels = figure.subplots(1, len(problems), squeeze=False)[0]
+    for axes, (name, some) in zip(panels, problems.items(), strict=True):
         _draw_problem(axes, some, name)
     figure.axes[0].set_ylabel("weight")
     figure.axes[0].legend(fontsize=7)

@@ -85,7 +85,7 @@ def _nested(cells: pandas.DataFrame) -> Claim:
         graded(right[-1] >= 0.9, right[-1] > right[0]),
         rule="at least .9 with the most points, and more than with the fewest",
         doubt="Ours: a weight that happens to be near zero is not seen by so few points.",
-        at_size=False,
+        full_size=False,
     )
 
 
@@ -102,7 +102,7 @@ def _penalty(cells: pandas.DataFrame) -> Claim:
         f"slope in log n of the LML lost, a parameter: {with_error(slopes, 3)}",
         graded(abs(slopes.mean() - 0.5) < 4 * error + 0.01),
         rule="within four standard errors and .01",
-        at_size=False,
+        full_size=False,
     )
 
 
@@ -116,7 +116,7 @@ def _components(cells: pandas.DataFrame) -> Claim:
         f"5 of 10, share of {len(cells)} data sets: {_shares(right, sizes)}",
         graded(min(right[2:], default=right[-1]) >= 0.9),
         rule="at least .9 from 100 points on",
-        at_size=False,
+        full_size=False,
     )
 
 
@@ -131,8 +131,8 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     curves.legend(fontsize=6)
     right = (array(cells["lml"]).argmax(-1) + 1 == _TRUE).mean(0)
     shares.semilogx(sizes, right, "o-", label="nested linear models")
-    found = (array(cells["components"]) == _INTRINSIC).mean(0)
-    shares.semilogx(sizes, found, "o-", label="Bayesian PCA")
+    components_right = (array(cells["components"]) == _INTRINSIC).mean(0)
+    shares.semilogx(sizes, components_right, "o-", label="Bayesian PCA")
     shares.set(xlabel="points n", ylabel="share of data sets with the true dimension")
     shares.legend(fontsize=7)
 

@@ -48,7 +48,7 @@ def curve(name: str) -> tuple[Tensor, Tensor]:
         x = 6 * torch.rand(200, dtype=torch.float64, generator=generator)
         noise = 0.3 * torch.randn(200, dtype=torch.float64, generator=generator)
         y = (3 * x).sin() * 0.7 - (x - 3.5).square() * 0.2 + noise
-    x, y = ((part - part.mean()) / part.std() for part in (x, y))
+    x, y = ((values - values.mean()) / values.std() for values in (x, y))
     return x.unsqueeze(-1), y
 
 
@@ -68,24 +68,24 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     pairs = [(float(d), float(s)) for d in _DELTAS for s in _NOISES]
 
     def stack(count: int) -> Networks:
-        repeated = (part.expand(count, *part.shape) for part in (x, y))
+        repeated = (values.expand(count, *values.shape) for values in (x, y))
         return Networks([cell["seed"]] * count, *repeated, cell["epochs"], torch.nn.Tanh)
 
     networks = stack(len(pairs))
     train_fixed(networks, [d for d, _ in pairs], [s**2 for _, s in pairs])
     grid = [
-        objective(one, len(y), "full", "network", d, s**2).evidence_of(x, y)().item()
-        for one, (d, s) in zip(networks.single, pairs, strict=True)
+        objective(network, len(y), "full", "network", d, s**2).evidence_of(x, y)().item()
+        for network, (d, s) in zip(networks.single, pairs, strict=True)
     ]
     networks = stack(len(_STARTS))
     mlls = [
-        objective(one, len(y), "full", "network", start)
-        for one, start in zip(networks.single, _STARTS, strict=True)
+        objective(network, len(y), "full", "network", start)
+        for network, start in zip(networks.single, _STARTS, strict=True)
     ]
     history = train_online(networks, mlls, _EVERY)
     return {
         "grid": np.reshape(grid, (len(_DELTAS), -1)).tolist(), "history": history,
-        "online": [max(one) for one in history],
+        "online": [max(network) for network in history],
         "precision": [cast(Any, m.model).prior.log_precision.exp().item() for m in mlls],
         "noise": [cast(Any, m.likelihood).noise.sqrt().item() for m in mlls],
     }  # fmt: skip
@@ -96,15 +96,15 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
     online = array(cells["online"])
     apart = online - optimum[:, None]
     lines, holds = [], []
-    for place, start in enumerate(_STARTS):
-        mean, error = mean_and_error(apart[:, place])
-        precision, noise = (array(cells[name])[:, place] for name in ("precision", "noise"))
+    for index, start in enumerate(_STARTS):
+        mean, error = mean_and_error(apart[:, index])
+        precision, noise = (array(cells[name])[:, index] for name in ("precision", "noise"))
         lines.append(
             f"from {start:g}: {mean:+.4f} ± {error:.4f} of the grid's optimum, "
-            f"{apart[:, place].min():+.4f} at least; precision {precision.min():.2g} to "
+            f"{apart[:, index].min():+.4f} at least; precision {precision.min():.2g} to "
             f"{precision.max():.2g}, noise {noise.mean():.3f}"
         )
-        holds.append(bool((apart[:, place] > -_WITHIN).all()))
+        holds.append(bool((apart[:, index] > -_WITHIN).all()))
     rows, columns = np.divmod(array(cells["grid"]).reshape(len(cells), -1).argmax(1), len(_NOISES))
     return [
         Claim(
@@ -123,7 +123,7 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
             rule=f"at most {_WITHIN} nats a point below, for each start and seed",
             doubt="Ours: tried with ReLU and tanh units, and with a step on the hyperparameters "
             "after every 20 and every 5 epochs.",
-            at_size=bool((cells["data"] == "snelson").all()),
+            full_size=bool((cells["data"] == "snelson").all()),
         )
     ]  # fmt: skip
 

@@ -75,9 +75,9 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         values[name] = several.gather(-1, best).squeeze(-1).numpy()
     result["all_hold"] = float((risks <= unions).all(-1).double().mean())
     for name in _SCORES:
-        of_widths = torch.stack([scores[name] for scores in every], -1)
-        chosen = risks.gather(-1, of_widths.argmax(-1, keepdim=True)).squeeze(-1)
-        values[f"{name}_rank"] = rank_correlations(of_widths, -risks)
+        width_scores = torch.stack([scores[name] for scores in every], -1)
+        chosen = risks.gather(-1, width_scores.argmax(-1, keepdim=True)).squeeze(-1)
+        values[f"{name}_rank"] = rank_correlations(width_scores, -risks)
         values[f"{name}_loss"] = (chosen - risks.amin(-1)).numpy()
     for kind in ("rank", "loss"):
         values[f"{kind}_gain"] = values[f"clml_{kind}"] - values[f"lml_{kind}"]
@@ -119,7 +119,7 @@ def _inputs() -> Tensor:
 def _losses(width: float) -> Tensor:
     """Negative log-likelihood of each hypothesis at each (class, bin), ``(H, 2 BINS)``."""
     grid = torch.linspace(-width, width, _GRID, dtype=torch.float64)
-    slope, offset = (part.reshape(-1, 1) for part in torch.meshgrid(grid, grid, indexing="ij"))
+    slope, offset = (values.reshape(-1, 1) for values in torch.meshgrid(grid, grid, indexing="ij"))
     p = torch.sigmoid(slope * _inputs() + offset).clamp(0.05, 0.95)
     return -torch.cat([1 - p, p], -1).log()
 
@@ -131,7 +131,9 @@ def _scores(width: float, draws: Tensor, firsts: Sequence[Tensor], delta: float)
     q = torch.softmax(-totals, -1)
     risk = q @ (losses @ _truth())
     lml = _log_evidence(totals)
-    clml = torch.stack([lml - _log_evidence(one @ losses.T) for one in firsts]).mean(0)
+    clml = torch.stack(
+        [lml - _log_evidence(counts_of_half @ losses.T) for counts_of_half in firsts]
+    ).mean(0)
     kl = torch.xlogy(q, q).sum(-1) + math.log(q.shape[-1])
     options: dict[str, Any] = {"loss_range": _RANGE, "delta": delta}
     bounds = {
@@ -174,7 +176,7 @@ def _union(rows: pandas.DataFrame) -> Claim:
         graded(lowest >= 1 - delta, dearer[-1] < 0.02),
         rule="share at least 1 - δ at every n; at the largest n looser by less than .02 nats a "
         "point",
-        at_size=False,
+        full_size=False,
     )
 
 
@@ -194,11 +196,11 @@ def _bounds_hold(rows: pandas.DataFrame) -> Claim:
         + ", ".join(f"{label} {share:.3f}" for label, share in lowest.items()),
         graded(min(lowest.values()) >= 1 - delta),
         rule="share at least 1 - δ for each model and size",
-        at_size=False,
+        full_size=False,
     )
 
 
-def _by_size(rows: pandas.DataFrame, name: str, digits: int) -> str:
+def _sized(rows: pandas.DataFrame, name: str, digits: int) -> str:
     return ", ".join(
         f"n={n:g} {mean:.{digits}f} ± {error:.{digits}f}"
         for n, (mean, error) in zip(rows["num_data"], rows[name], strict=True)
@@ -212,9 +214,9 @@ def _no_order(rows: pandas.DataFrame) -> Claim:
         "be as they generalize.",
         "a bound need not correlate with the risk it bounds",
         "rank correlation over prior widths of LML with minus the risk: "
-        + _by_size(rows, "lml_rank", 2)
+        + _sized(rows, "lml_rank", 2)
         + "; risk lost by choosing the width by LML, nats a point: "
-        + _by_size(rows, "lml_loss", 4),
+        + _sized(rows, "lml_loss", 4),
         graded(
             any(mean + 4 * error < 0.5 for mean, error in rows["lml_rank"]),
             all(mean > 4 * error for mean, error in rows["lml_loss"]),
@@ -222,7 +224,7 @@ def _no_order(rows: pandas.DataFrame) -> Claim:
         rule="a rank correlation below .5 at some n, and some risk lost by the choice at every n, "
         "by four standard errors",
         doubt="Ours: models and data are our own.",
-        at_size=False,
+        full_size=False,
     )
 
 
@@ -231,8 +233,8 @@ def _conditional_order(rows: pandas.DataFrame) -> Claim:
         f"{_SOURCE}, Eq. 18",
         "The CLML, whose prior has seen half of the data, orders models more as they generalize.",
         "closer to generalization",
-        "gain in rank correlation: " + _by_size(rows, "rank_gain", 2)
-        + "; change of the risk lost: " + _by_size(rows, "loss_gain", 4),
+        "gain in rank correlation: " + _sized(rows, "rank_gain", 2)
+        + "; change of the risk lost: " + _sized(rows, "loss_gain", 4),
         graded(
             *(mean > 2 * error for mean, error in rows["rank_gain"]),
             *(mean < 2 * error for mean, error in rows["loss_gain"]),
@@ -242,30 +244,32 @@ def _conditional_order(rows: pandas.DataFrame) -> Claim:
         doubt="The reason is ours: these models have two weights, and with a thousand points LML "
         "and CLML rank them nearly alike. Up to 400 points there is a gain at every size. Tried "
         "by rank correlation and by the risk that is lost.",
-        own=True,
+        question=True,
     )  # fmt: skip
 
 
 def _tightness(rows: pandas.DataFrame) -> Claim:
-    found, tighter = [], []
+    lines, tighter = [], []
     for n, lml, clml in zip(rows["num_data"], rows["lml_bound"], rows["clml_bound"], strict=True):
-        places = [one > other for one, other in zip(lml, clml, strict=True)]
-        tighter.append(sum(places))
-        found.append(f"n={n:g} {sum(places)} of {len(places)}")
+        tighter_widths = [
+            lml_value > clml_value for lml_value, clml_value in zip(lml, clml, strict=True)
+        ]
+        tighter.append(sum(tighter_widths))
+        lines.append(f"n={n:g} {sum(tighter_widths)} of {len(tighter_widths)}")
     last = rows.iloc[-1]
     lml, clml, risk = (last[name][-1] for name in ("lml_bound", "clml_bound", "risk"))
     return Claim(
         f"{_SOURCE}, Eqs. 17 and 18",
         "Priors that have seen part of the data make the bound tighter.",
         "data-dependent priors give tighter bounds",
-        "bound by the CLML below that by the LML, of prior widths: " + ", ".join(found)
+        "bound by the CLML below that by the LML, of prior widths: " + ", ".join(lines)
         + f"; at n={last['num_data']:g} and the widest prior {clml:.3f} against {lml:.3f}, risk "
         f"{risk:.3f} nats a point",
         graded(all(count > 0 for count in tighter), tighter[-1] == len(_WIDTHS)),
         rule="for some width at every n, and for all widths at the largest n",
         doubt="The reason is the bound itself: it divides log(1 / δ) by n - m points instead of "
         "n, which outweighs the gain below fifty points. Tried at seven sizes and seven widths.",
-        at_size=False,
+        full_size=False,
     )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     train, test = slice(_NUM_TRAIN), slice(_NUM_TRAIN, None)
     model = _models(x[train], y[train], alphas, cell["noise"])
     orders = RandomOrderings(cell["orders"], _NUM_CONDITIONED, seed=0)
-    every_x, every_y = (part.expand(len(alphas), *part.shape) for part in (x[test], y[test]))
+    every_x, every_y = (values.expand(len(alphas), *values.shape) for values in (x[test], y[test]))
     with torch.no_grad():
         error = model.predict(every_x, marginal=True).mean - function[test]
     shapes = torch.tensor(_SHAPES, dtype=x.dtype)
@@ -138,9 +138,9 @@ def _models(x: Tensor, y: Tensor, alphas: Tensor, noise: float) -> GPRegression:
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
     claims = []
     over = cells[cells["noise"] == _OVERESTIMATED]
-    of_paper, others = (over[over["paper"] == paper] for paper in (True, False))
-    if len(of_paper):
-        claims += [_on_paper_data(of_paper), _by_shape(of_paper)]
+    paper_cells, others = (over[over["paper"] == paper] for paper in (True, False))
+    if len(paper_cells):
+        claims += [_on_paper_data(paper_cells), _shapes(paper_cells)]
     if len(others):
         claims += [_correlations(others), _choices(others)]
     exact = cells[(cells["noise"] == _TRUE_NOISE) & cells["paper"].ne(True)]
@@ -153,7 +153,7 @@ def _on_paper_data(cells: pandas.DataFrame) -> Claim:
     lml, clml = (float(_correlation(cells, name)[0]) for name in ("lml", "clml"))
     row = cells.iloc[0]
     chosen = {name: row["alpha"][int(np.argmax(row[name]))] for name in ("lml", "clml", "test")}
-    rmse = {name: values[0] for name, values in _of_choices(cells, "rmse").items()}
+    rmse = {name: values[0] for name, values in _chosen(cells, "rmse").items()}
     first = row["lml"][0]
     return Claim(
         _SOURCE,
@@ -178,7 +178,7 @@ def _on_paper_data(cells: pandas.DataFrame) -> Claim:
     )  # fmt: skip
 
 
-def _by_shape(cells: pandas.DataFrame) -> Claim:
+def _shapes(cells: pandas.DataFrame) -> Claim:
     row = cells.iloc[0]
     curves, leads = np.array(row["shapes"]), np.array(row["leads"])
     clear = leads / np.array(row["leads_error"]).clip(1e-9)
@@ -227,7 +227,7 @@ def _correlations(cells: pandas.DataFrame) -> Claim:
 
 
 def _choices(cells: pandas.DataFrame) -> Claim:
-    rmse, test, alpha = (_of_choices(cells, name) for name in ("rmse", "test", "alpha"))
+    rmse, test, alpha = (_chosen(cells, name) for name in ("rmse", "test", "alpha"))
     gain, density = rmse["lml"] - rmse["clml"], test["clml"] - test["lml"]
     return Claim(
         _SOURCE,
@@ -245,7 +245,7 @@ def _choices(cells: pandas.DataFrame) -> Claim:
 
 def _adequate(cells: pandas.DataFrame) -> Claim:
     lml, clml = (_correlation(cells, name) for name in ("lml", "clml"))
-    test, best = _of_choices(cells, "test"), array(cells["test"]).max(1)
+    test, best = _chosen(cells, "test"), array(cells["test"]).max(1)
     return Claim(
         _SOURCE,
         "With the true noise both are adequate.",
@@ -264,7 +264,7 @@ def _correlation(cells: pandas.DataFrame, name: str) -> NDArray[np.float64]:
     return np.array([np.corrcoef(*pair)[0, 1] for pair in pairs])
 
 
-def _of_choices(cells: pandas.DataFrame, name: str) -> dict[str, NDArray[np.float64]]:
+def _chosen(cells: pandas.DataFrame, name: str) -> dict[str, NDArray[np.float64]]:
     """A curve at the shape that the LML and that the CLML chooses, for each data set."""
     values, sets = array(cells[name]), range(len(cells))
     return {score: values[sets, array(cells[score]).argmax(1)] for score in ("lml", "clml")}

@@ -65,9 +65,9 @@ class Networks:
     @torch.no_grad()
     def copy_weights(self) -> None:
         """Gives the single networks the weights as they are."""
-        for place, network in enumerate(self.single):
+        for index, network in enumerate(self.single):
             for name, weight in zip(self.names, self.weights, strict=True):
-                network.get_parameter(name).copy_(weight[place])
+                network.get_parameter(name).copy_(weight[index])
 
     def outputs(self, x: Tensor, weights: Sequence[Tensor] | None = None) -> Tensor:
         """Of network i at member i of the points, ``(k, n)``; by default of all networks."""
@@ -111,8 +111,8 @@ class Networks:
             error = (self.outputs(x[some], weights) - y[some]).square().sum(1)
             squares = torch.stack([w.square().flatten(1).sum(1) for w in weights], -1)
             loss = error / noise[some] + share * (precisions[some] * squares).sum(-1)
-            found = torch.autograd.grad(loss.sum() / (2 * b), weights)
-            for weight, gradient in zip(self.weights, found, strict=True):
+            gradients = torch.autograd.grad(loss.sum() / (2 * b), weights)
+            for weight, gradient in zip(self.weights, gradients, strict=True):
                 cast(Tensor, weight.grad)[some] = gradient
             errors[some] = error.detach()
         self.adam.step()
@@ -153,7 +153,7 @@ def train_online(
         for mll in mlls
     ]  # fmt: skip
     best: list[Any] = [None] * len(mlls)
-    found: list[list[float]] = [[] for _ in mlls]
+    history: list[list[float]] = [[] for _ in mlls]
     noise, precisions = _hyperparameters(networks, mlls)
     for done in range(networks.epochs):
         networks.epoch(done, noise, precisions)
@@ -163,8 +163,8 @@ def train_online(
         networks.copy_weights()
         for k, mll in enumerate(mlls):
             value = mll.evidence_of(networks.x[k], networks.y[k])()
-            found[k].append(float(value.detach()))
-            if found[k][-1] >= max(found[k]):
+            history[k].append(float(value.detach()))
+            if history[k][-1] >= max(history[k]):
                 best[k] = copy.deepcopy(mll.state_dict())
             hyper[k].zero_grad()
             (-value).backward()
@@ -172,7 +172,7 @@ def train_online(
         noise, precisions = _hyperparameters(networks, mlls)
     for mll, state in zip(mlls, best, strict=True):
         mll.load_state_dict(state)
-    return found
+    return history
 
 
 @torch.no_grad()
@@ -180,8 +180,10 @@ def _hyperparameters(
     networks: Networks, mlls: Sequence[LaplaceMarginalLogLikelihood]
 ) -> tuple[Tensor, Tensor]:
     noise = torch.cat([cast(Any, mll.likelihood).noise.reshape(1) for mll in mlls])
-    by_name = [cast(Any, mll.model).prior.precisions() for mll in mlls]
-    precisions = torch.stack([torch.stack([p[n] for n in networks.names]) for p in by_name])
+    prior_precisions = [cast(Any, mll.model).prior.precisions() for mll in mlls]
+    precisions = torch.stack(
+        [torch.stack([p[n] for n in networks.names]) for p in prior_precisions]
+    )
     return noise.to(networks.weights[0]), precisions.to(networks.weights[0])
 
 
@@ -198,10 +200,10 @@ def train_fixed(
     Returns:
         The variances at the end.
     """
-    by_tensor = torch.tensor(precisions).unsqueeze(-1).expand(-1, len(networks.names))
+    tensor_precisions = torch.tensor(precisions).unsqueeze(-1).expand(-1, len(networks.names))
     variances = torch.ones(len(precisions)) if noise is None else torch.tensor(noise)
     for done in range(networks.epochs):
-        errors = networks.epoch(done, variances, by_tensor)
+        errors = networks.epoch(done, variances, tensor_precisions)
         if noise is None and done >= _BURN_IN and done % 10 == 0:
             variances = errors.clamp(min=1e-6)
     networks.copy_weights()

@@ -87,23 +87,23 @@ def _scores(root: Tensor, y: Tensor, cell: Mapping[str, Any]) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(100 + cell["seed"])
     orders = torch.stack([torch.randperm(n, generator=generator) for _ in range(cell["orders"])])
 
-    def of_scale(scale: float) -> BayesianLinearModel:
+    def scaled(scale: float) -> BayesianLinearModel:
         return BayesianLinearModel(root[:n], y[:n], prior_variance=scale, noise=_NOISE)
 
     def evidence(scale: float) -> float:
-        return float(log_marginal_likelihood(of_scale(scale)))
+        return float(log_marginal_likelihood(scaled(scale)))
 
     def terms(model: BayesianLinearModel) -> Tensor:
         return expected_curves(model, orders).mean(0)
 
     with torch.no_grad():
-        model, best = of_scale(1.0), max(_SCALES, key=evidence)
-        of_order = terms(model)
+        model, best = scaled(1.0), max(_SCALES, key=evidence)
+        order_terms = terms(model)
         predicted = model.predict(root[n:], marginal=True).mean
         return {
-            "lml": evidence(1.0), "expected": float(of_order.sum()), "scale": best,
-            "lml_fitted": evidence(best), "expected_fitted": float(terms(of_scale(best)).sum()),
-            "terms": of_order.tolist(),
+            "lml": evidence(1.0), "expected": float(order_terms.sum()), "scale": best,
+            "lml_fitted": evidence(best), "expected_fitted": float(terms(scaled(best)).sum()),
+            "terms": order_terms.tolist(),
             "accuracy": float((predicted.sign() == y[n:]).double().mean()),
         }  # fmt: skip
 
@@ -124,12 +124,12 @@ _SETTING = (
 
 
 def _evidence(cells: pandas.DataFrame, name: str) -> Claim:
-    found = []
+    lines = []
     for score, label in (("lml", "LML"), ("expected", "L")):
         text, holds = _compared(cells, score, 1)
-        found.append((f"{label} {text}", holds))
+        lines.append((f"{label} {text}", holds))
     fitted, _ = _compared(cells, "lml_fitted", 1)
-    ours, verdict = listed(found, f"nats of {cells['num_train'].iloc[0]:g} points: ")
+    ours, verdict = listed(lines, f"nats of {cells['num_train'].iloc[0]:g} points: ")
     return Claim(
         _SOURCE,
         f"The convolutional tangent kernel has the larger L, and the larger LML ({name}).",
@@ -144,14 +144,14 @@ def _evidence(cells: pandas.DataFrame, name: str) -> Claim:
         "has its best scale. Tried earlier with random finite networks, where the sign of the "
         "LML's gain depended on the scale, and here with exact kernels of infinite width, for "
         "two readouts.",
-        at_size=False,
+        full_size=False,
     )
 
 
 def _curves(cells: pandas.DataFrame, name: str) -> Claim:
     terms = array(cells["terms"])  # (seeds, 2, n)
     gain = terms[:, 0] - terms[:, 1]
-    parts = [part.mean(1) for part in np.array_split(gain, _PARTS, axis=1)]
+    sections = [section.mean(1) for section in np.array_split(gain, _PARTS, axis=1)]
     share = float((gain.mean(0) > 0).mean())
     return Claim(
         _SOURCE,
@@ -159,13 +159,13 @@ def _curves(cells: pandas.DataFrame, name: str) -> Claim:
         f"({name}).",
         "above for nearly all points",
         f"mean gain in nats a point over {_PARTS} successive parts of the points: "
-        + ", ".join(with_error(part, 2) for part in parts)
+        + ", ".join(with_error(section, 2) for section in sections)
         + f"; above at {100 * share:.0f}% of the points",
-        graded(*(differs(part, 1) for part in parts)),
+        graded(*(differs(section, 1) for section in sections)),
         rule="positive by two standard errors in each part",
         doubt="The reason may be ours, as above: the claim holds for the other readout and on "
         "larger images. Tried for two readouts of the convolutions.",
-        at_size=False,
+        full_size=False,
     )
 
 
@@ -180,28 +180,28 @@ def _accuracy(cells: pandas.DataFrame, name: str) -> Claim:
         rule="gain positive by two standard errors",
         doubt="The paper does not claim this of these kernels. Tried earlier with finite "
         "networks and here at infinite width.",
-        own=True,
+        question=True,
     )
 
 
 def _compared(cells: pandas.DataFrame, name: str, digits: int) -> tuple[str, bool]:
     """A score of the convolutional and the fully connected GP as text, and whether it gains."""
     first, second = array(cells[name]).T
-    one, two, gain = (with_error(one, digits) for one in (first, second, first - second))
-    return f"{one} against {two}, gain {gain}", differs(first - second, 1)
+    values, two, gain = (with_error(values, digits) for values in (first, second, first - second))
+    return f"{values} against {two}, gain {gain}", differs(first - second, 1)
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
-    parts = list(cells.groupby(["data", "network"]))
+    kinds = list(cells.groupby(["data", "network"]))
     for axes, ((data, network), some) in zip(
-        figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True
+        figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True
     ):
         terms = array(some["terms"]).mean(0)
         n = range(1, terms.shape[-1] + 1)
         low = max(float(terms[:, 2:].min()), -12.0)
-        for place, name in enumerate((network, _DENSE)):
-            axes.fill_between(n, terms[place], low, color=f"C{place}", alpha=0.2)
-            axes.plot(n, terms[place], label=name)
+        for index, name in enumerate((network, _DENSE)):
+            axes.fill_between(n, terms[index], low, color=f"C{index}", alpha=0.2)
+            axes.plot(n, terms[index], label=name)
         axes.set(xlabel=f"points seen, i ({data})", ylim=(low, terms.max() + 0.1))
         axes.legend(fontsize=7)
     figure.axes[0].set_ylabel("$L(D_{\\leq i}) - L(D_{<i})$, nats")

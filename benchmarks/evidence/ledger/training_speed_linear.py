@@ -84,8 +84,8 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     rows = [_scores(model, cell) for model in models.values()]
     result = {name: [row[name] for row in rows] for name in rows[0]}
     best = list(models.values())[np.argmax(result["lml"])]
-    of_best = {**_terms(best), **_gaps(best, cell)} if cell["steps"] else {}
-    return {"setting": list(models), **result, **of_best}
+    best_scores = {**_terms(best), **_gaps(best, cell)} if cell["steps"] else {}
+    return {"setting": list(models), **result, **best_scores}
 
 
 def _scores(model: BayesianLinearModel, cell: Mapping[str, Any]) -> dict[str, float]:
@@ -97,13 +97,13 @@ def _scores(model: BayesianLinearModel, cell: Mapping[str, Any]) -> dict[str, fl
     estimates = {"multi_sample": exact.multi_sample, "gaussian": exact.gaussian}
     if cell["steps"]:
         scores["kl"] = _divergences_of_weights(model)
-        estimates["descent"] = _by_steps(model, 10, cell).lower
+        estimates["descent"] = _descended(model, 10, cell).lower
     for name, estimate in estimates.items():
         scores |= {name: estimate.value, f"{name}_error": estimate.standard_error}
     return scores
 
 
-def _by_steps(model: BayesianLinearModel, draws: int, cell: Mapping[str, Any]) -> TrainingSpeed:
+def _descended(model: BayesianLinearModel, draws: int, cell: Mapping[str, Any]) -> TrainingSpeed:
     """The estimators by draws that gradient descent trains."""
     x, y = _data(model)
     features = model.features(x).detach()
@@ -121,11 +121,12 @@ def _gaps(model: BayesianLinearModel, cell: Mapping[str, Any]) -> dict[str, list
         for k in _DRAWS
     ]
     lml = exact[0].log_marginal_likelihood
-    descent = [_by_steps(model, k, cell) for k in _DRAWS]
+    descent = [_descended(model, k, cell) for k in _DRAWS]
     return {
-        "gap": [lml - exact[0].expected.value] + [lml - one.multi_sample.value for one in exact],
+        "gap": [lml - exact[0].expected.value]
+        + [lml - speed.multi_sample.value for speed in exact],
         "gap_descent": [lml - descent[0].lower.value]
-        + [lml - one.multi_sample.value for one in descent],
+        + [lml - speed.multi_sample.value for speed in descent],
     }
 
 
@@ -174,7 +175,7 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
         if len(some := many[many["problem"] == problem])
     ]
     if len(few):
-        claims += [_of_draws(few), _gap(few), _order(few), _by_descent(few)]
+        claims += [_draw_gap(few), _gap(few), _order(few), _descent_agrees(few)]
         one_prior = few[few["problem"] == "features, one prior"]
         if len(one_prior):
             claims.append(_growth(one_prior, few[few["problem"] == "features"]))
@@ -193,23 +194,23 @@ def _ranks(cells: pandas.DataFrame, names: Sequence[str]) -> tuple[str, dict[str
 
 
 def _ranking(problem: str, cells: pandas.DataFrame, few: pandas.DataFrame) -> Claim:
-    found, of_l = _ranks(cells, ("expected", "multi_sample", "gaussian"))
+    ranked, l_ranks = _ranks(cells, ("expected", "multi_sample", "gaussian"))
     images = f" ({' and '.join(sorted(cells['data'].unique()))})" if problem == "frequency" else ""
     remark = ""
     if len(few):
-        small, of_few = _ranks(few, list(_NAMES))
+        small, few_ranks = _ranks(few, list(_NAMES))
         remark = (
             f"Of the problem {problem} with {few['num_points'].iloc[0]:g} points, as in the "
             f"authors' scripts: {small}."
         )
-        if of_few["rank"] < 0.895:
+        if few_ranks["rank"] < 0.895:
             remark += (
                 " L is unreliable with so few points, because its first terms, which are "
                 "predictions from the prior, decide it."
             )
     if problem.startswith("features"):
         setting = array(cells["setting"])[0]
-        chosen = {int(setting[place]) for place in array(cells["lml"]).argmax(1)}
+        chosen = {int(setting[index]) for index in array(cells["lml"]).argmax(1)}
         remark += (
             " The paper's text and its scripts disagree on how many features are informative, 5 or "
             f"15; both are tried. Of {'5' if 'five' in problem else '15'} the LML chooses "
@@ -220,8 +221,8 @@ def _ranking(problem: str, cells: pandas.DataFrame, few: pandas.DataFrame) -> Cl
         f"L and the LML rank models alike: {PROBLEMS[problem]}{images}.",
         "the same ranking by the LML, by L with exact draws, and by descent",
         f"n = {cells['num_points'].iloc[0]:g}, rank correlation with the LML, and how often the "
-        f"same model is best: {found}",
-        graded(of_l["rank"] >= 0.895, of_l["wins"] >= 0.75),
+        f"same model is best: {ranked}",
+        graded(l_ranks["rank"] >= 0.895, l_ranks["wins"] >= 0.75),
         remark.strip(),
         rule="rank correlation of L with the LML .895 on average; the same best model on three of "
         "four data sets",
@@ -230,7 +231,7 @@ def _ranking(problem: str, cells: pandas.DataFrame, few: pandas.DataFrame) -> Cl
     )
 
 
-def _of_draws(cells: pandas.DataFrame) -> Claim:
+def _draw_gap(cells: pandas.DataFrame) -> Claim:
     exact, descent = (array(cells[name]) for name in ("gap", "gap_descent"))
     draws = (1, *_DRAWS)
 
@@ -285,7 +286,7 @@ def _growth(cells: pandas.DataFrame, own_prior: pandas.DataFrame) -> Claim:
         graded(*(differs(step, 1) for step in steps)),
         remark,
         rule="each step up by two standard errors",
-        own=True,
+        question=True,
     )
 
 
@@ -305,7 +306,7 @@ def _order(cells: pandas.DataFrame) -> Claim:
     )
 
 
-def _by_descent(cells: pandas.DataFrame) -> Claim:
+def _descent_agrees(cells: pandas.DataFrame) -> Claim:
     names = ("expected", "descent", "descent_error")
     expected, descent, error = (_flat(cells, name) for name in names)
     near = float((abs(descent - expected) < 3 * error).mean())
@@ -330,9 +331,9 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     few, many = cells[cells["steps"] > 0], cells[cells["steps"] == 0]
     problems = [name for name in PROBLEMS if (cells["problem"] == name).any()]
     axes = figure.subplots(1, len(problems) + 2)
-    for one, problem in zip(axes, problems, strict=False):
+    for panel, problem in zip(axes, problems, strict=False):
         some = many if (many["problem"] == problem).any() else few
-        _draw_problem(one, some[some["problem"] == problem], problem)
+        _draw_problem(panel, some[some["problem"] == problem], problem)
     axes[0].set_ylabel("nats a point")
     axes[0].legend(fontsize=7)
     if len(few):

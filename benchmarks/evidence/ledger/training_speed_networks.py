@@ -80,16 +80,17 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
     networks, jointly = fresh(), fresh()
     speeds, parallel = _train(networks, data.train_x, data.train_y, cell)
-    of_joint, concurrent = _train(jointly, data.train_x, data.train_y, cell, joint=True)
+    joint_speeds, concurrent = _train(jointly, data.train_x, data.train_y, cell, joint=True)
     with torch.no_grad():
-        outputs = torch.stack([one(data.train_x) for one in networks], -1)
+        outputs = torch.stack([model(data.train_x) for model in networks], -1)
     after = _weights_after(outputs, data.train_y, cell)
     accuracy, log_density = _tested(networks, data)
     return {
-        "sum": [one.sum() for one in speeds], "final": [one.epoch_means()[-1] for one in speeds],
+        "sum": [speed.sum() for speed in speeds],
+        "final": [speed.epoch_means()[-1] for speed in speeds],
         "accuracy": accuracy, "log_density": log_density, "parallel": parallel.tolist(),
-        "after": after.tolist(), "curves": [one.epoch_means() for one in speeds],
-        "joint_sum": [one.sum() for one in of_joint],
+        "after": after.tolist(), "curves": [speed.epoch_means() for speed in speeds],
+        "joint_sum": [speed.sum() for speed in joint_speeds],
         "joint_log_density": _tested(jointly, data)[1], "concurrent": concurrent.tolist(),
     }  # fmt: skip
 
@@ -97,10 +98,10 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 def _tested(networks: Sequence[torch.nn.Module], data: Images) -> tuple[list[float], list[float]]:
     """Accuracy and mean log density of each network at test points."""
     with torch.no_grad():
-        test = torch.stack([one(data.test_x) for one in networks]).log_softmax(-1)
-    found = test.gather(-1, data.test_y.expand(len(test), -1).unsqueeze(-1)).squeeze(-1)
+        test = torch.stack([model(data.test_x) for model in networks]).log_softmax(-1)
+    log_densities = test.gather(-1, data.test_y.expand(len(test), -1).unsqueeze(-1)).squeeze(-1)
     accuracy = (test.argmax(-1) == data.test_y).double().mean(-1)
-    return accuracy.tolist(), found.mean(-1).tolist()
+    return accuracy.tolist(), log_densities.mean(-1).tolist()
 
 
 def _train(
@@ -116,12 +117,12 @@ def _train(
         What each lost on the way, and the weights.
     """
     speeds = [SumOfTrainingLosses() for _ in networks]
-    optimizers = [torch.optim.Adam(one.parameters(), lr=cell["lr"]) for one in networks]
+    optimizers = [torch.optim.Adam(model.parameters(), lr=cell["lr"]) for model in networks]
     weights = torch.full((len(networks),), 1 / len(networks))
     for epoch in _epochs(len(y), cell):
         for rows in epoch:
-            outputs = torch.stack([one(x[rows]) for one in networks], -1)
-            losses = [cross_entropy(one, y[rows]) for one in outputs.unbind(-1)]
+            outputs = torch.stack([model(x[rows]) for model in networks], -1)
+            losses = [cross_entropy(logits, y[rows]) for logits in outputs.unbind(-1)]
             for speed, loss in zip(speeds, losses, strict=True):
                 speed.update(loss, len(rows))
             loss = cross_entropy(outputs @ weights, y[rows]) if joint else torch.stack(losses).sum()
@@ -159,10 +160,10 @@ def _epochs(num_points: int, cell: Mapping[str, Any]) -> Iterator[tuple[Tensor, 
 
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
-    parts = {str(data): some for data, some in cells.groupby("data")}
+    sources = {str(data): some for data, some in cells.groupby("data")}
     return [
-        _generalization(parts), _weights(parts), _jointly(parts), _trained_after(parts),
-        _final_loss(parts),
+        _generalization(sources), _weights(sources), _jointly(sources), _trained_after(sources),
+        _final_loss(sources),
     ]  # fmt: skip
 
 
@@ -172,8 +173,8 @@ def _against(cells: pandas.DataFrame, score: str, other: str) -> NDArray[np.floa
     return rank_correlations(sign * array(cells[score]), cells[other])
 
 
-def _generalization(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    def part(data: str, cells: pandas.DataFrame) -> tuple[Any, ...]:
+def _generalization(sources: Mapping[str, pandas.DataFrame]) -> Claim:
+    def line(data: str, cells: pandas.DataFrame) -> tuple[Any, ...]:
         ranks = [_against(cells, "sum", test) for test in ("accuracy", "log_density")]
         texts = " and ".join(with_error(values, 2) for values in ranks)
         return f"{data} {texts}", *(differs(values, 1) for values in ranks)
@@ -183,16 +184,16 @@ def _generalization(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         f"{_SOURCE} (middle)",
         "Of networks trained in parallel, those with a lower sum of losses predict better.",
         "sum of training losses and test loss are correlated",
-        *listed((part(*one) for one in parts.items()), before),
+        *listed((line(*source) for source in sources.items()), before),
         f"{len(_ARCHITECTURES)} small networks: " + ", ".join(_ARCHITECTURES) + ".",
         rule="both positive by two standard errors, for each data set",
         doubt="Ours: few small networks on small data.",
-        at_size=False,
+        full_size=False,
     )
 
 
-def _weights(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    def part(data: str, cells: pandas.DataFrame) -> tuple[str, bool]:
+def _weights(sources: Mapping[str, pandas.DataFrame]) -> Claim:
+    def line(data: str, cells: pandas.DataFrame) -> tuple[str, bool]:
         ranks, others = (_against(cells, name, "parallel") for name in ("sum", "accuracy"))
         text = f"{with_error(ranks, 2)} (of test accuracy with the weight {with_error(others, 2)})"
         return f"{data} {text}", differs(ranks, 1)
@@ -203,17 +204,17 @@ def _weights(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         "of training losses get larger weights.",
         "weights and sums are correlated",
         *listed(
-            (part(*one) for one in parts.items()),
+            (line(*source) for source in sources.items()),
             "rank correlation of minus the sum with the weight: ",
         ),
         rule="positive by two standard errors for each data set",
         doubt="Ours: few small networks on small data.",
-        at_size=False,
+        full_size=False,
     )
 
 
-def _jointly(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    def part(data: str, cells: pandas.DataFrame) -> tuple[Any, ...]:
+def _jointly(sources: Mapping[str, pandas.DataFrame]) -> Claim:
+    def line(data: str, cells: pandas.DataFrame) -> tuple[Any, ...]:
         scores = ("joint_sum", "joint_log_density", "sum")
         joint, test, parallel = (_against(cells, name, "concurrent") for name in scores)
         text = (
@@ -227,17 +228,17 @@ def _jointly(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         f"{_SOURCE} (left), concurrent training (Eq. 44)",
         "In a combination trained as a whole, networks that predict better get larger weights.",
         "weights and test losses are correlated",
-        *listed((part(*one) for one in parts.items()), f"{before}its own sum of losses: "),
+        *listed((line(*source) for source in sources.items()), f"{before}its own sum of losses: "),
         rule="both positive by two standard errors, for each data set",
         doubt="Ours: few small networks on small data, Adam for the networks and plain descent for "
         "the weights. Tried with each network's own losses along the joint training, and with "
         "those of parallel training.",
-        at_size=False,
+        full_size=False,
     )
 
 
-def _trained_after(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    def part(data: str, cells: pandas.DataFrame) -> tuple[str, bool]:
+def _trained_after(sources: Mapping[str, pandas.DataFrame]) -> Claim:
+    def line(data: str, cells: pandas.DataFrame) -> tuple[str, bool]:
         after, final = (_against(cells, name, "after") for name in ("sum", "final"))
         gain = _against(cells, "sum", "parallel") - after
         text = (
@@ -251,41 +252,43 @@ def _trained_after(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         "Weights trained after the networks follow the sum of training losses less.",
         "no figure",
         *listed(
-            (part(*one) for one in parts.items()),
+            (line(*source) for source in sources.items()),
             "rank correlation of minus the sum with the weight: ",
         ),
         "The paper shows it for linear models.",
         rule="gain positive by two standard errors for each data set",
         doubt="Ours: few small networks on small data.",
-        own=True,
+        question=True,
     )
 
 
-def _final_loss(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    def part(data: str, cells: pandas.DataFrame, test: str) -> tuple[str, bool]:
+def _final_loss(sources: Mapping[str, pandas.DataFrame]) -> Claim:
+    def line(data: str, cells: pandas.DataFrame, test: str) -> tuple[str, bool]:
         final = _against(cells, "final", test)
         gain = _against(cells, "sum", test) - final
         text = f"{with_error(final, 2)}, gain by the sum {with_error(gain, 2)}"
         return f"{data}, test {test.replace('_', ' ')}: {text}", differs(gain, 1)
 
-    found = (part(*one, test) for one in parts.items() for test in ("accuracy", "log_density"))
+    lines = (
+        line(*source, test) for source in sources.items() for test in ("accuracy", "log_density")
+    )
     return Claim(
         "beside Lyle et al. 2020, Section 4.2",
         "The training loss at the end says less than the sum.",
         "no figure",
-        *listed(found, "rank correlation of minus the loss of the last epoch with "),
+        *listed(lines, "rank correlation of minus the loss of the last epoch with "),
         rule="each gain positive by two standard errors",
         doubt="The paper does not claim this. Tried on two sets of images, by accuracy and by "
         "log density.",
-        own=True,
+        question=True,
     )
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     names = list(cells["data"].unique())
-    for place, row in enumerate(figure.subplots(len(names), 4, squeeze=False)):
-        some = cells[cells["data"] == names[place]]
-        _scatter(row[0], some, "accuracy", f"test accuracy ({names[place]})")
+    for index, row in enumerate(figure.subplots(len(names), 4, squeeze=False)):
+        some = cells[cells["data"] == names[index]]
+        _scatter(row[0], some, "accuracy", f"test accuracy ({names[index]})")
         _scatter(row[1], some, "parallel", "weight, parallel training")
         _scatter(row[2], some, "concurrent", "weight, concurrent", "joint_sum")
         _draw_curves(row[3], some)
@@ -295,19 +298,19 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 def _scatter(
     axes: Axes, cells: pandas.DataFrame, score: str, label: str, losses: str = "sum"
 ) -> None:
-    for place, name in enumerate(cells["architectures"].iloc[0]):
+    for index, name in enumerate(cells["architectures"].iloc[0]):
         axes.plot(
-            [values[place] for values in cells[losses]],
-            [values[place] for values in cells[score]],
-            ".", color=f"C{place}", label=name,
+            [values[index] for values in cells[losses]],
+            [values[index] for values in cells[score]],
+            ".", color=f"C{index}", label=name,
         )  # fmt: skip
     axes.set(xlabel="sum of training losses, nats", ylabel=label, xscale="log")
 
 
 def _draw_curves(axes: Axes, cells: pandas.DataFrame) -> None:
     curves = array(cells["curves"]).mean(0)
-    for place, curve in enumerate(curves):
-        axes.semilogy(range(1, len(curve) + 1), curve, color=f"C{place}")
+    for index, curve in enumerate(curves):
+        axes.semilogy(range(1, len(curve) + 1), curve, color=f"C{index}")
     axes.set(xlabel="epoch", ylabel="training loss, nats a point")
 
 

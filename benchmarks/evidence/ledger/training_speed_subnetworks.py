@@ -99,11 +99,11 @@ def _losses(units: Tensor, weight: Tensor, y: Tensor) -> Tensor:
     """Mean cross-entropy of each group of units by its own logits."""
     groups = units.reshape(len(y), -1, _GROUP)
     logits = torch.einsum("bgk,cgk->gbc", groups, weight.reshape(CLASSES, -1, _GROUP))
-    return torch.stack([cross_entropy(one, y) for one in logits])
+    return torch.stack([cross_entropy(group, y) for group in logits])
 
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
-    def part(data: str, rate: float, some: pandas.DataFrame) -> tuple[str, bool]:
+    def line(data: str, rate: float, some: pandas.DataFrame) -> tuple[str, bool]:
         ranks, final = (
             rank_correlations(-array(some[name]), some["weight"]) for name in ("sum", "final")
         )
@@ -120,21 +120,21 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
         ("Figure 4", cells["data"] != _FASHION),
         ("Figures 8 and 9, Fashion-MNIST", cells["data"] == _FASHION),
     ):
-        found = [part(*key, some) for key, some in cells[chosen].groupby(["data", "lr"])]
-        if found:
+        lines = [line(*key, some) for key, some in cells[chosen].groupby(["data", "lr"])]
+        if lines:
             claims.append(
                 Claim(
                     f"Lyle et al. 2020, Section 4.2 and {figures}",
                     "Descent gives larger weights to those subnetworks of a network whose sum of "
                     "training losses is lower.",
                     "weights and sums are correlated",
-                    *listed(found, "rank correlation of minus the sum with the weight: "),
+                    *listed(lines, "rank correlation of minus the sum with the weight: "),
                     "The network is of the paper's size, 200-200-10 in groups of ten, with ten "
                     "seeds; there are fewer images: 1000 digits, 700 of Fashion-MNIST. Growth is "
                     "the weight at the end less that at the start.",
                     rule="positive by two standard errors for each data set and learning rate",
                     doubt="Ours: fewer images, and learning rates of our own choice.",
-                    at_size=False,
+                    full_size=False,
                 )
             )
     return claims
