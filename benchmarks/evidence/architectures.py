@@ -5,10 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
-from gpytorch.likelihoods import Likelihood
 
 from benchmarks.evidence.training import (
     CLASSES,
@@ -70,6 +69,7 @@ def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
     """
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
     held_out = _held_out_scores(data, cell)
+    # Scores need held-out points, the evidence none: it is of networks trained on all points.
     whole, ensemble = _trained_ensemble(data.train_x, data.train_y, cell)
     return {
         **{name: value for name, value in held_out.items() if not name.startswith("_")},
@@ -92,6 +92,7 @@ def _trained_ensemble(
         trained(_started(cell, x, seed), x, y, cell["precision"], cell["epochs"], seed, cell["lr"])
         for seed in seeds
     ]
+    # One tensor a parameter, members along its first axis, as draws of a posterior are.
     weights = torch.func.stack_module_state([_network(member) for member in members])[0]
     return members[0], {name: draws.detach() for name, draws in weights.items()}
 
@@ -100,7 +101,7 @@ def _started(cell: Mapping[str, Any], x: torch.Tensor, seed: int) -> torch.nn.Mo
     """A network for images; its convolutions are up to twice as fast with channels last."""
     channels, size = x.shape[1:3]
     start = network(cell["architecture"], channels, size, CLASSES, seed).to(x.device)
-    return cast(Any, start).to(memory_format=torch.channels_last)
+    return start.to(memory_format=torch.channels_last)
 
 
 def _averaged(
@@ -111,12 +112,13 @@ def _averaged(
 
 
 def _network(mll: LaplaceMarginalLogLikelihood) -> torch.nn.Module:
-    return cast(torch.nn.Module, cast(Any, mll.model).network)
+    return mll.model.network
 
 
 def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
     x, y = data.train_x, data.train_y
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(cell["seed"]))
+    # 80 % to train on, 5 % to scale the posterior by, 15 % to score.
     first, second = round(0.8 * len(x)), round(0.05 * len(x))
     split = order.to(x.device).split([first, second, len(x) - first - second])
     (seen, seen_y), scaling, held_out = ((x[rows], y[rows]) for rows in split)
@@ -124,21 +126,23 @@ def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
     start = _network(mll)
     held_out_outputs = outputs_at(start, held_out[0])
     validation = predictive_scores(mll, held_out_outputs.unsqueeze(0), held_out[1], "held_out")
+    # The temperature is fitted to all points that the network has not seen.
     every = outputs_at(start, torch.cat([scaling[0], held_out[0]]))
     evidence = evidence_of_all(mll, seen, seen_y)
     weights = evidence.sample_weights(_DRAWS)
     with warnings.catch_warnings():  # the number of effective draws is in the results
         warnings.filterwarnings("ignore", ".* draws have nearly all the weight")
         estimate = estimate_conditional_log_density(
-            cast(Likelihood, mll.likelihood), partial(linearized_outputs, start),
+            mll.likelihood, partial(linearized_outputs, start),
             weights, held_out, scaling=scaling, center=_mode(start), scale_by="accuracy",
         )  # fmt: skip
+    # At the scale that the draws were given, so that both are of one posterior.
     clml = laplace_conditional_log_density(evidence, held_out, scale=estimate.scale)
     draws = sample_sgld(mll, seen, seen_y, seed=cell["seed"], progress=False, **_SGLD)
     sampled_clml: dict[str, float] = {}
     for name, some in _averaged(draws, ensemble, cell["members"]).items():
         outputs = sampled_outputs(start, some, held_out[0])
-        joint = joint_log_density(cast(Likelihood, mll.likelihood), outputs, held_out[1])
+        joint = joint_log_density(mll.likelihood, outputs, held_out[1])
         sampled_clml[f"clml_{name}"] = joint.value / estimate.num_held_out
     return {
         **sampled_clml,
@@ -165,6 +169,7 @@ def _evidences(
     for by in ("network", "layer"):
         fitted = objective(_network(mll), len(x), precision, by)
         fit = fit_hyperparameters(fitted, x, y, steps=100, batch_size=500, progress=False)
+        # Before the first step precisions are those of training, whatever their groups.
         evidences["lml"] = fit.history[0]
         evidences["lml_global" if by == "network" else "lml_layer"] = fit.objective
     return evidences
@@ -192,6 +197,7 @@ def _test_scores(
 ) -> dict[str, float]:
     model = _network(mll)
     weights = evidence_of_all(mll, data.train_x, data.train_y).sample_weights(_TEST_DRAWS)
+    # The Laplace posterior as the held-out points have scaled it.
     weights = rescaled(weights, held_out["posterior_scale"], _mode(model))
     outputs = {
         "map": outputs_at(model, data.test_x).unsqueeze(0),
@@ -201,6 +207,7 @@ def _test_scores(
     scores = dict(predictive_scores(mll, train_outputs, data.train_y, "train"))
     for label, test_outputs in outputs.items():
         scores |= predictive_scores(mll, test_outputs, data.test_y, label)
+        # A temperature changes probabilities, but not which class is largest for one network.
         tempered = test_outputs / held_out["_temperature"]
         scores |= predictive_scores(mll, tempered, data.test_y, f"{label}_tempered")
     draws = sample_sgld(mll, data.train_x, data.train_y, seed=cell["seed"], progress=False, **_SGLD)
@@ -234,11 +241,13 @@ def run_size(cell: Mapping[str, Any]) -> dict[str, float]:
     n = cell["num_train"]
     x, y = data.train_x[:n], data.train_y[:n]
     start = _started(cell, x, cell["seed"])
+    # As many steps with few points as with many.
     epochs = max(1, cell["steps"] * 100 // max(n, 100))
     mll = trained(start, x, y, cell["precision"], epochs, cell["seed"], cell["lr"])
     ahead = slice(n, 2 * n)
     next_x, next_y = data.train_x[ahead], data.train_y[ahead]
     following = {}
+    # The last size has no next n points.
     if len(next_y) == n:
         next_outputs = outputs_at(start, next_x).unsqueeze(0)
         next_scores = predictive_scores(mll, next_outputs, next_y, "next")

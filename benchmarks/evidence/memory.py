@@ -59,6 +59,7 @@ def write_images(folder: str | Path, count: int) -> None:
     labels = random.integers(0, CLASSES, count)
     for start in range(0, count, 1000):
         some = labels[start : start + 1000]
+        # Classes differ in brightness, so that there is something to learn.
         noise = random.integers(0, 100, (len(some), *_SHAPE))
         file[start : start + 1000] = noise + 12 * some[:, None, None, None]
     file.flush()
@@ -106,6 +107,7 @@ def memory_of_step(step: str, architecture: str, folder: str) -> int:
     loader = DataLoader(data, batch_size=_BATCH)
     with torch.no_grad():
         model(next(iter(loader))[0])  # loads the libraries
+    # The peak is counted from here on: what torch itself loads is not the step's.
     before = start_of_peak()
     STEPS[step](objective(model, len(data), 1.0), loader)
     return highest_resident() - before

@@ -67,6 +67,7 @@ def _small(seed: int) -> Digits:
     data = load_images("digits")
     order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
     x, y = _scaled(data.images)[order], data.labels[order]
+    # A network that has seen eight classes should be unsure of the other two.
     return Digits(x[y < 8], y[y < 8], {"classes 8, 9": x[y >= 8]}, 800, 200, 400, 8)
 
 
@@ -85,6 +86,7 @@ DATA: Mapping[str, Callable[[int], Digits]] = {"digits": _small, "mnist-test": _
 def network(width: int, size: int, classes: int) -> nn.Sequential:
     """Three convolutions with batch normalization, and a linear layer."""
     layers: list[nn.Module] = []
+    # 8 x 8 and 28 x 28 images both end with four positions of each channel.
     strides = (1, 2, 2) if size < 28 else (2, 2, 1)
     channels = ((1, width), (width, 2 * width), (2 * width, 2 * width))
     for (inputs, outputs), stride in zip(channels, strides, strict=True):
@@ -113,6 +115,7 @@ def trained(width: int, train: Pair, classes: int, epochs: int, seed: int) -> nn
 
 def _auroc(inside: Tensor, outside: Tensor) -> float:
     """How often the largest probability is larger at a point of the classes than at another."""
+    # By the largest probability: a network says by it how sure it is.
     confidence = torch.cat([inside, outside]).max(-1).values
     return float(roc_auc_score([True] * len(inside) + [False] * len(outside), confidence))
 
@@ -151,6 +154,7 @@ def compare_posteriors(
     ]
     layers: tuple[Literal["last", "all"], ...] = ("last", "all")
     for weights in layers:
+        # Without validation images the prior precision is that of most evidence.
         for chosen in (None, validation):
             posterior = Laplace(models[0], "classification", weights=weights)
             posterior.fit(loader, validation=chosen, progress=False)
@@ -160,6 +164,7 @@ def compare_posteriors(
             yield f"{weights} weights, by {by}", scores(_probabilities(posterior, "closed"))
     if members > 1:
         yield f"ensemble of {members}", scores(_mean_of(models))
+    # The package is optional: its rows are left out where it is not installed.
     if importlib.util.find_spec("laplace") is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

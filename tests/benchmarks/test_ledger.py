@@ -12,8 +12,13 @@ import torch
 from benchmarks._figures import new_figure, save_figure
 from benchmarks.evidence.ledger import uci_networks
 from benchmarks.evidence.ledger.claims import differs, graded, listed, mean_and_error, with_error
-from benchmarks.evidence.ledger.elbo_families import learned_bound
-from benchmarks.evidence.ledger.elbo_published import _Run, drawn_features, published_run, sine
+from benchmarks.evidence.ledger.elbo import (
+    _Run,
+    drawn_features,
+    learned_bound,
+    published_run,
+    sine,
+)
 from benchmarks.evidence.ledger.page import EXPERIMENTS, chosen_experiments
 from gpclml.errors import UnknownNameError
 

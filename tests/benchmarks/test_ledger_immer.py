@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from benchmarks.evidence.ledger import (
-    affine_invariance,
     evidence_bounds,
     evidence_ranking,
     online_curve,
@@ -168,7 +167,7 @@ def test_the_verdict_on_an_optimum():
             "sweep": "precision", "seed": 0, "estimators": list(curves),
             "curves": [claim.tolist() for claim in curves.values()], "seconds": [1.0] * len(curves),
         }  # fmt: skip
-        claims = evidence_bounds.EXPERIMENT.claims(pandas.DataFrame([row]))
+        claims = evidence_bounds.BOUNDS.claims(pandas.DataFrame([row]))
         (optimum,) = (claim for claim in claims if "optimum" in claim.statement)
         verdicts.append(optimum.verdict)
     assert verdicts == ["reproduced", "not"]
@@ -184,5 +183,5 @@ def test_the_verdict_on_the_price_of_invariances(share, lost, verdict):
         for method, accuracy, seconds in (
             ("none", 80.0, 0.1), ("KFAC-150-1", 90.0 - lost, share), ("KFAC-N-C", 90.0, 1.0))
     ]  # fmt: skip
-    price, gain = affine_invariance.EXPERIMENT.claims(pandas.DataFrame(rows))
+    price, gain = evidence_bounds.AFFINE.claims(pandas.DataFrame(rows))
     assert (price.verdict, gain.verdict) == (verdict, "reproduced")

@@ -6,13 +6,9 @@ import pytest
 import torch
 
 import reference
-from benchmarks.evidence.ledger import (
-    training_speed_linear,
-    training_speed_networks,
-    training_speed_subnetworks,
-)
+from benchmarks.evidence.ledger import training_speed_linear, training_speed_networks
 from benchmarks.evidence.ledger.claims import rank_correlations
-from benchmarks.evidence.ledger.linear_problems import PROBLEMS, linear_models
+from benchmarks.evidence.ledger.training_speed_linear import PROBLEMS, linear_models
 from gpclml.errors import UnknownNameError
 
 
@@ -43,10 +39,10 @@ def test_features_are_prefixes_with_the_informative_first():
 
 
 def test_the_gap_of_the_expected_sum_is_the_sum_of_divergences():
-    cell = training_speed_linear.EXPERIMENT.cells()[0] | {
+    cell = training_speed_linear.LINEAR.cells()[0] | {
         "num_points": 12, "repeats": 2, "steps": 3,
     }  # fmt: skip
-    row = training_speed_linear.run_cell(cell)
+    row = training_speed_linear.run_linear(cell)
     models = linear_models(cell["problem"], cell["seed"], 12)
     for index, model in enumerate(models.values()):
         x, y = model.train_inputs[0], model.train_targets
@@ -71,11 +67,11 @@ def test_losses_of_subnetworks_are_by_their_own_logits():
     units = torch.randn(7, 200, generator=generator)
     weight = torch.randn(10, 200, generator=generator)
     y = torch.randint(10, (7,), generator=generator)
-    got = training_speed_subnetworks._losses(units, weight, y)
+    got = training_speed_networks._losses(units, weight, y)
     third = torch.nn.functional.cross_entropy(units[:, 20:30] @ weight[:, 20:30].T, y)
     assert got.shape == (20,)
     assert got[2].item() == pytest.approx(third.item(), rel=1e-5)
-    norm = training_speed_subnetworks._norms(weight)[2].item()
+    norm = training_speed_networks._norms(weight)[2].item()
     assert norm == pytest.approx(weight[:, 20:30].norm().item(), rel=1e-5)
 
 

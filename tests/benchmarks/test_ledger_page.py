@@ -6,9 +6,9 @@ import pandas
 import pytest
 import torch
 
-from benchmarks.evidence.ledger import elbo_importance, infinite_kernels, mlp_mean
+from benchmarks.evidence.ledger import elbo, mlp_mean, training_speed_kernel
 from benchmarks.evidence.ledger.claims import Claim
-from benchmarks.evidence.ledger.elbo_families import learned_bound
+from benchmarks.evidence.ledger.elbo import learned_bound
 from benchmarks.evidence.ledger.page import EXPERIMENTS, _section, headline
 from benchmarks.evidence.study import intervals, posterior_scales
 
@@ -61,9 +61,9 @@ def test_kernels_of_infinite_width_are_those_of_wide_networks(name):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         finite = torch.stack([_finite_kernel(x, 96, "pooled" in name) for _ in range(6)]).mean(0)
-    exact = infinite_kernels.KERNELS[name](x)
+    exact = training_speed_kernel.KERNELS[name](x)
     assert (2 * finite / exact - 1).abs().max() < 0.15
-    assert infinite_kernels.tangent_kernel(name, x).diagonal().mean() == pytest.approx(1.0)
+    assert training_speed_kernel.tangent_kernel(name, x).diagonal().mean() == pytest.approx(1.0)
 
 
 def _finite_kernel(x, width, pooled):
@@ -92,7 +92,7 @@ def _finite_kernel(x, width, pooled):
 
 def test_importance_weights_of_the_exact_posterior_are_the_evidence():
     learned = learned_bound("full", 0, 3, [0.1], num_features=30)
-    weights = elbo_importance._log_weights(learned, 5, torch.Generator().manual_seed(0))
+    weights = elbo._log_weights(learned, 5, torch.Generator().manual_seed(0))
     assert weights.tolist() == pytest.approx([learned.scores()["lml"]] * 5, abs=1e-6)
 
 

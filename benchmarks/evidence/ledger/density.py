@@ -27,7 +27,7 @@ _PRIORS = {
 
 
 def _cells() -> list[dict[str, Any]]:
-    return [{"experiment": "density", "seed": 2}]
+    return [{"seed": 2}]
 
 
 def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas
@@ -30,7 +30,7 @@ _WITHIN, _EVERY = 0.02, 5  # nats a point; epochs
 
 def _cells() -> list[dict[str, Any]]:
     data = "snelson" if has_files("snelson") else "stand-in"
-    common = {"experiment": "online-curve", "data": data, "epochs": 3000}
+    common = {"data": data, "epochs": 3000}
     return [common | {"seed": seed} for seed in range(3)]
 
 
@@ -68,6 +68,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     pairs = [(float(d), float(s)) for d in _DELTAS for s in _NOISES]
 
     def stack(count: int) -> Networks:
+        # All networks of a stack see the same points.
         repeated = (values.expand(count, *values.shape) for values in (x, y))
         return Networks([cell["seed"]] * count, *repeated, cell["epochs"], torch.nn.Tanh)
 
@@ -82,12 +83,13 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         objective(network, len(y), "full", "network", start)
         for network, start in zip(networks.single, _STARTS, strict=True)
     ]
+    # Precision and noise are learned by every network for itself.
     history = train_online(networks, mlls, _EVERY)
     return {
         "grid": np.reshape(grid, (len(_DELTAS), -1)).tolist(), "history": history,
         "online": [max(network) for network in history],
-        "precision": [cast(Any, m.model).prior.log_precision.exp().item() for m in mlls],
-        "noise": [cast(Any, m.likelihood).noise.sqrt().item() for m in mlls],
+        "precision": [m.model.prior.log_precision.exp().item() for m in mlls],
+        "noise": [m.likelihood.noise.sqrt().item() for m in mlls],
     }  # fmt: skip
 
 
@@ -105,6 +107,7 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
             f"{precision.max():.2g}, noise {noise.mean():.3f}"
         )
         holds.append(bool((apart[:, index] > -_WITHIN).all()))
+    # Where the grid has its optimum: precisions are rows, noises columns.
     rows, columns = np.divmod(array(cells["grid"]).reshape(len(cells), -1).argmax(1), len(_NOISES))
     return [
         Claim(
@@ -138,6 +141,7 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     surface.set(xlabel="precision", ylabel="evidence, nats a point", ylim=(grid.max() - 1, None))
     surface.legend(fontsize="x-small")
     for start, values in zip(_STARTS, row["history"], strict=True):
+        # Hyperparameters are held for the first hundred epochs.
         course.plot(_EVERY * np.arange(20, 20 + len(values)), values, label=f"from {start:g}")
     course.axhline(grid.max(), color="gray", linewidth=0.8, label="best of the grid")
     course.set(xlabel="epoch", title=row["data"], ylim=(grid.max() - 1, grid.max() + 0.1))
@@ -147,6 +151,5 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 EXPERIMENT = Experiment(
     "online-curve", "A curve: hyperparameters learned online reach the grid's optimum", _cells,
     run_cell, _claims, _draw,
-    modules=("benchmarks.evidence.ledger.stacked_networks",),
 )  # fmt: skip
 """Immer et al. (2021), Figures 1 and 4."""

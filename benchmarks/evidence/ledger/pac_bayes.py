@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pandas
@@ -24,14 +25,16 @@ from gpclml.evidence.bounds import evidence_bound, mcallester_bound
 __all__ = ["EXPERIMENT"]
 
 _WIDTHS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+# Losses of clipped probabilities: bounds need a bounded loss.
 _RANGE = (-math.log(0.95), -math.log(0.05))
 _GRID, _BINS = 81, 10
 _SCORES = ("lml", "clml")
 _SOURCE = "Lotfi et al. 2022, Section 9"
+_claim = partial(Claim, full_size=False)
 
 
 def _cells() -> list[dict[str, Any]]:
-    common = {"experiment": "pac-bayes", "data_sets": 1000, "orders": 10, "delta": 0.1}
+    common = {"data_sets": 1000, "orders": 10, "delta": 0.1}
     return [common | {"seed": n, "num_data": n} for n in (10, 25, 50, 100, 200, 400, 1000)]
 
 
@@ -60,6 +63,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         ``all_hold``, the share of data sets in which the bounds of all widths hold with δ / k.
     """
     draws = _draws(cell["num_data"], cell["data_sets"], cell["seed"])
+    # The same halves for every width, so that widths differ in nothing else.
     firsts = _first_halves(draws, cell["orders"], cell["seed"])
     every = [_scores(width, draws, firsts, cell["delta"]) for width in _WIDTHS]
     result: dict[str, Any] = {
@@ -69,6 +73,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         torch.stack([scores[name] for scores in every], -1)
         for name in ("risk", "lml", "lml_bound", "union_bound")
     )
+    # The width that the LML chooses, for each data set.
     best = lml.argmax(-1, keepdim=True)
     values = {}  # of each data set
     for name, several in (("chosen", bounds), ("union", unions)):
@@ -76,6 +81,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     result["all_hold"] = float((risks <= unions).all(-1).double().mean())
     for name in _SCORES:
         width_scores = torch.stack([scores[name] for scores in every], -1)
+        # Risk of the chosen width above that of the best one.
         chosen = risks.gather(-1, width_scores.argmax(-1, keepdim=True)).squeeze(-1)
         values[f"{name}_rank"] = rank_correlations(width_scores, -risks)
         values[f"{name}_loss"] = (chosen - risks.amin(-1)).numpy()
@@ -102,6 +108,7 @@ def _first_halves(draws: Tensor, orders: int, seed: int) -> list[Tensor]:
 
 
 def _counts(draws: Tensor) -> Tensor:
+    # Points enter by counts: there are only twenty kinds of them.
     counts = torch.zeros(len(draws), 2 * _BINS, dtype=torch.float64)
     return counts.scatter_add(1, draws, torch.ones_like(draws, dtype=torch.float64))
 
@@ -134,6 +141,7 @@ def _scores(width: float, draws: Tensor, firsts: Sequence[Tensor], delta: float)
     clml = torch.stack(
         [lml - _log_evidence(counts_of_half @ losses.T) for counts_of_half in firsts]
     ).mean(0)
+    # From the uniform prior over hypotheses; 0 log 0 is 0.
     kl = torch.xlogy(q, q).sum(-1) + math.log(q.shape[-1])
     options: dict[str, Any] = {"loss_range": _RANGE, "delta": delta}
     bounds = {
@@ -166,7 +174,7 @@ def _union(rows: pandas.DataFrame) -> Claim:
         f"n={n:g} {chosen[0]:.3f} and {union[0]:.3f}"
         for n, chosen, union in zip(rows["num_data"], rows["chosen"], rows["union"], strict=True)
     )
-    return Claim(
+    return _claim(
         f"{_SOURCE}, union bound",
         "Choosing among k models costs log k: with δ / k all their bounds hold together, and that "
         "of the chosen one is hardly looser when n is large.",
@@ -176,7 +184,6 @@ def _union(rows: pandas.DataFrame) -> Claim:
         graded(lowest >= 1 - delta, dearer[-1] < 0.02),
         rule="share at least 1 - δ at every n; at the largest n looser by less than .02 nats a "
         "point",
-        full_size=False,
     )
 
 
@@ -187,7 +194,7 @@ def _bounds_hold(rows: pandas.DataFrame) -> Claim:
         for name, label in names.items()
     }
     delta = float(rows["delta"].iloc[0])
-    return Claim(
+    return _claim(
         f"{_SOURCE}, Eqs. 15, 17, 18",
         f"Each bound holds for at least 1 - δ of data sets (δ = {delta:g}).",
         f"at least {1 - delta:g}",
@@ -196,7 +203,6 @@ def _bounds_hold(rows: pandas.DataFrame) -> Claim:
         + ", ".join(f"{label} {share:.3f}" for label, share in lowest.items()),
         graded(min(lowest.values()) >= 1 - delta),
         rule="share at least 1 - δ for each model and size",
-        full_size=False,
     )
 
 
@@ -208,7 +214,7 @@ def _sized(rows: pandas.DataFrame, name: str, digits: int) -> str:
 
 
 def _no_order(rows: pandas.DataFrame) -> Claim:
-    return Claim(
+    return _claim(
         f"{_SOURCE}, Eq. 17",
         "The bound by the evidence orders models of the same data as the LML does, which need not "
         "be as they generalize.",
@@ -224,12 +230,11 @@ def _no_order(rows: pandas.DataFrame) -> Claim:
         rule="a rank correlation below .5 at some n, and some risk lost by the choice at every n, "
         "by four standard errors",
         doubt="Ours: models and data are our own.",
-        full_size=False,
     )
 
 
 def _conditional_order(rows: pandas.DataFrame) -> Claim:
-    return Claim(
+    return _claim(
         f"{_SOURCE}, Eq. 18",
         "The CLML, whose prior has seen half of the data, orders models more as they generalize.",
         "closer to generalization",
@@ -251,6 +256,7 @@ def _conditional_order(rows: pandas.DataFrame) -> Claim:
 def _tightness(rows: pandas.DataFrame) -> Claim:
     lines, tighter = [], []
     for n, lml, clml in zip(rows["num_data"], rows["lml_bound"], rows["clml_bound"], strict=True):
+        # Widths at which seeing half of the data pays.
         tighter_widths = [
             lml_value > clml_value for lml_value, clml_value in zip(lml, clml, strict=True)
         ]
@@ -258,7 +264,7 @@ def _tightness(rows: pandas.DataFrame) -> Claim:
         lines.append(f"n={n:g} {sum(tighter_widths)} of {len(tighter_widths)}")
     last = rows.iloc[-1]
     lml, clml, risk = (last[name][-1] for name in ("lml_bound", "clml_bound", "risk"))
-    return Claim(
+    return _claim(
         f"{_SOURCE}, Eqs. 17 and 18",
         "Priors that have seen part of the data make the bound tighter.",
         "data-dependent priors give tighter bounds",
@@ -269,7 +275,6 @@ def _tightness(rows: pandas.DataFrame) -> Claim:
         rule="for some width at every n, and for all widths at the largest n",
         doubt="The reason is the bound itself: it divides log(1 / δ) by n - m points instead of "
         "n, which outweighs the gain below fifty points. Tried at seven sizes and seven widths.",
-        full_size=False,
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,24 @@ import pandas
 
 from benchmarks._figures import new_figure, save_figure
 from benchmarks._tables import code, describe_cells, section, table
+from benchmarks.evidence.ledger import (
+    density,
+    elbo,
+    evidence_bounds,
+    evidence_ranking,
+    fourier,
+    laplace_toy,
+    lengthscale_bias,
+    mlp_mean,
+    occam,
+    online_curve,
+    pac_bayes,
+    rational_quadratic,
+    training_speed_kernel,
+    training_speed_linear,
+    training_speed_networks,
+    uci_networks,
+)
 from benchmarks.evidence.ledger.claims import Claim, Experiment
 from benchmarks.evidence.ledger.out_of_reach import CHECKED, OUT_OF_REACH
 from benchmarks.runner import load_commands, load_failures, load_results
@@ -19,36 +36,29 @@ from gpclml.errors import DataError, UnknownNameError
 
 __all__ = ["EXPERIMENTS", "PAPERS", "chosen_experiments", "headline", "ledger_cells", "write_page"]
 
-PAPERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+PAPERS: Mapping[str, tuple[Experiment, ...]] = MappingProxyType(
     {
         "Lotfi et al. 2022": (
-            "occam", "laplace_toy", "density", "fourier", "rational_quadratic", "lengthscale_bias",
-            "mlp_mean", "learning_curves", "criteria", "pac_bayes",
+            occam.EXPERIMENT, laplace_toy.EXPERIMENT, density.EXPERIMENT, fourier.FOURIER,
+            rational_quadratic.EXPERIMENT, lengthscale_bias.EXPERIMENT, mlp_mean.EXPERIMENT,
+            fourier.CURVES, fourier.CRITERIA, pac_bayes.EXPERIMENT,
         ),
         "Lyle et al. 2020": (
-            "training_speed_linear", "model_combination", "training_speed_kernel",
-            "training_speed_networks", "training_speed_subnetworks",
+            training_speed_linear.LINEAR, training_speed_linear.COMBINATION,
+            training_speed_kernel.NTK, training_speed_networks.NETWORKS,
+            training_speed_networks.SUBNETWORKS,
         ),
-        "Harvey and Hughes 2026": (
-            "elbo_families", "elbo_sweep", "elbo_tempering", "elbo_importance",
+        "Harvey and Hughes 2026": (elbo.FAMILIES, elbo.SWEEP, elbo.TEMPERING, elbo.IMPORTANCE),
+        "Immer et al. 2021": (
+            uci_networks.EXPERIMENT, online_curve.EXPERIMENT, evidence_ranking.EXPERIMENT,
         ),
-        "Immer et al. 2021": ("uci_networks", "online_curve", "evidence_ranking"),
-        "Immer et al. 2023": ("evidence_bounds", "affine_invariance"),
+        "Immer et al. 2023": (evidence_bounds.BOUNDS, evidence_bounds.AFFINE),
     }
 )  # fmt: skip
-"""Modules of experiments by the paper that their claims are from, in the order of the page."""
-
-
-def _experiment(module: str) -> Experiment:
-    return importlib.import_module(f"benchmarks.evidence.ledger.{module}").EXPERIMENT
-
-
-_BY_PAPER = {
-    paper: [_experiment(experiment) for experiment in modules] for paper, modules in PAPERS.items()
-}
+"""Experiments by the paper that their claims are from, in the order of the page."""
 
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
-    {experiment.name: experiment for several in _BY_PAPER.values() for experiment in several}
+    {experiment.name: experiment for several in PAPERS.values() for experiment in several}
 )
 """In the order of the page."""
 
@@ -115,8 +125,9 @@ def headline(claims: Iterable[Claim]) -> str:
         f"**{len(published)} claims of papers: {counts['reproduced']} reproduced, "
         f"{counts['partly']} partly, {counts['not']} not. {len(full_size)} of them are tried at "
         f"the paper's size: {full_size.count('reproduced')} reproduced.** Beside them "
-        f"{len(every) - len(published)} questions of our own, and {sum(map(len, OUT_OF_REACH.values()))} tables and figures out "
-        "of reach, listed with the reason."
+        f"{len(every) - len(published)} questions of our own, and "
+        f"{sum(map(len, OUT_OF_REACH.values()))} tables and figures out of reach, listed with the "
+        "reason."
     )
 
 
@@ -148,7 +159,7 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
         code(_about(path, finished)),
     ]
     paragraphs.append(summary)
-    for paper, experiments in _BY_PAPER.items():
+    for paper, experiments in PAPERS.items():
         paragraphs.append(section(paper, f"Citations were checked: {CHECKED[paper]}"))
         for experiment in experiments:
             if experiment.name in finished:
@@ -159,6 +170,7 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
                         experiment, claims[experiment.name], finished[experiment.name], picture
                     )
                 )
+        # What was not tried comes last, so that no paper seems to be covered in full.
         paragraphs.append(_unreached(paper))
     try:
         page.write_text("\n\n".join(paragraph for paragraph in paragraphs if paragraph) + "\n")
@@ -170,6 +182,7 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
 def _about(path: str | os.PathLike[str], finished: dict[str, pandas.DataFrame]) -> list[str]:
     every = pandas.concat(list(finished.values()))
     failures = load_failures(path)
+    # A failed cell is counted on the page: claims are read off the others.
     failed = len(failures["experiment"].dropna()) if "experiment" in failures else 0
     return [*load_commands(path), *describe_cells(every, failed)]
 
@@ -183,7 +196,7 @@ def _verdict(claim: Claim) -> str:
 def _summary(claims: dict[str, Sequence[Claim]]) -> str:
     rows = [
         (paper, f"[{experiment.name}](#{experiment.name})", claim.statement, _verdict(claim))
-        for paper, experiments in _BY_PAPER.items()
+        for paper, experiments in PAPERS.items()
         for experiment in experiments
         for claim in claims.get(experiment.name, ())
     ]
@@ -205,6 +218,7 @@ def _section(
         for claim in claims
     ]  # fmt: skip
     frame = pandas.DataFrame(rows).set_index(["source", "claim", "reproduced if"])
+    # Claims of one experiment may share a remark: it is said once.
     remarks = list(dict.fromkeys(claim.remark for claim in claims if claim.remark))
     doubts = [
         f"*{claim.verdict.capitalize()}: {claim.statement}* {claim.doubt or _UNKNOWN}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,13 @@ _NUM_TRAIN, _NUM_ALL, _NUM_CONDITIONED = 50, 200, 45
 _PAPER_SEED = 22
 _SHAPES = (0.001, 0.01, 0.1, 0.3)
 _SOURCE = "Lotfi et al. 2022, Figures 8b and 23, Appendix H"
+_claim = partial(Claim, _SOURCE)
 
 
 def _cells() -> list[dict[str, Any]]:
     return [
         {
-            "experiment": "rational-quadratic", "seed": seed, "paper": paper, "noise": noise,
+            "seed": seed, "paper": paper, "noise": noise,
             "alphas": 300 if paper else 60, "orders": 1000, "curves": 100,
         }
         for noise in (_OVERESTIMATED, _TRUE_NOISE)
@@ -82,6 +84,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         error = model.predict(every_x, marginal=True).mean - function[test]
     shapes = torch.tensor(_SHAPES, dtype=x.dtype)
     curves = learning_curve(_models(x, y, shapes, cell["noise"]), cell["curves"]).cumsum(-1)
+    # Shapes share each order, so that differences have small errors.
     leads = curves[:1] - curves[1:]
     return {
         "alpha": alphas.tolist(),
@@ -102,6 +105,7 @@ def _data_of_paper() -> tuple[Tensor, Tensor, Tensor]:
     x = torch.from_numpy(places).float().unsqueeze(-1)
     squared = (x - x.mT).square() / (2 * _TRUE_ALPHA * _LENGTHSCALE**2)
     covariance = _OUTPUTSCALE * (1 + squared) ** -_TRUE_ALPHA
+    # Float32 and the authors' jitter: without them the draw is another.
     root = torch.linalg.cholesky(covariance + 1e-5 * torch.eye(_NUM_ALL))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_PAPER_SEED)
@@ -117,6 +121,7 @@ def _data(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     squared = (x - x.mT).square() / (2 * _TRUE_ALPHA * _LENGTHSCALE**2)
     covariance = _OUTPUTSCALE * (1 + squared) ** -_TRUE_ALPHA
     root = torch.linalg.cholesky(covariance + 1e-10 * torch.eye(_NUM_ALL, dtype=x.dtype))
+    # The function and its noise.
     draws = torch.randn(2, _NUM_ALL, dtype=x.dtype, generator=generator)
     function = root @ draws[0]
     return x, function + math.sqrt(_TRUE_NOISE) * draws[1], function
@@ -155,8 +160,7 @@ def _on_paper_data(cells: pandas.DataFrame) -> Claim:
     chosen = {name: row["alpha"][int(np.argmax(row[name]))] for name in ("lml", "clml", "test")}
     rmse = {name: values[0] for name, values in _chosen(cells, "rmse").items()}
     first = row["lml"][0]
-    return Claim(
-        _SOURCE,
+    return _claim(
         "On the data of the figure, with over-estimated noise, the LML falls where the test "
         "density rises, over shapes, and the CLML follows the test density.",
         "LML 16.17 at .001, where it is largest; the CLML at .19, the test density at .11; "
@@ -181,7 +185,9 @@ def _on_paper_data(cells: pandas.DataFrame) -> Claim:
 def _shapes(cells: pandas.DataFrame) -> Claim:
     row = cells.iloc[0]
     curves, leads = np.array(row["shapes"]), np.array(row["leads"])
+    # In standard errors over orders.
     clear = leads / np.array(row["leads_error"]).clip(1e-9)
+    # The first number of points after which .001 never leads again.
     overtaken = int(np.flatnonzero((leads > 0).all(0)).max(initial=-1)) + 2
     ends = ", ".join(
         f"{shape:g} {curve[9]:.2f} and {curve[-1]:.1f}"
@@ -207,8 +213,7 @@ def _shapes(cells: pandas.DataFrame) -> Claim:
 def _correlations(cells: pandas.DataFrame) -> Claim:
     lml, clml = (_correlation(cells, name) for name in ("lml", "clml"))
     ranks = {name: rank_correlations(cells[name], cells["test"]) for name in ("lml", "clml")}
-    return Claim(
-        _SOURCE,
+    return _claim(
         "The same on draws of other seeds: the LML falls where the test density rises, and the "
         "CLML follows it.",
         "correlation with the test density -.71 of the LML, +.93 of the CLML (one data set)",
@@ -229,8 +234,7 @@ def _correlations(cells: pandas.DataFrame) -> Claim:
 def _choices(cells: pandas.DataFrame) -> Claim:
     rmse, test, alpha = (_chosen(cells, name) for name in ("rmse", "test", "alpha"))
     gain, density = rmse["lml"] - rmse["clml"], test["clml"] - test["lml"]
-    return Claim(
-        _SOURCE,
+    return _claim(
         "On draws of other seeds the shape that the CLML chooses predicts better than that which "
         "the LML chooses.",
         "shape .001 by the LML, .19 by the CLML; RMSE to the function .1233 against .0785",
@@ -246,8 +250,7 @@ def _choices(cells: pandas.DataFrame) -> Claim:
 def _adequate(cells: pandas.DataFrame) -> Claim:
     lml, clml = (_correlation(cells, name) for name in ("lml", "clml"))
     test, best = _chosen(cells, "test"), array(cells["test"]).max(1)
-    return Claim(
-        _SOURCE,
+    return _claim(
         "With the true noise both are adequate.",
         "both correlate with the test density, and choose a shape that is nearly the best",
         f"correlation {with_error(lml, 2)} of the LML, {with_error(clml, 2)} of the CLML; joint "
@@ -277,6 +280,7 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
         some = cells[(cells["noise"] == noise) & (cells["paper"] == paper)]
         for name, label in (("lml", "LML"), ("clml", "CLML"), ("test", "test, joint")):
             values = array(some[name])
+            # Scores of data sets differ by constants, which say nothing of shapes.
             below = np.median(values - values.max(1, keepdims=True), axis=0)
             axes.plot(some["alpha"].iloc[0], below, label=label)
         axes.axvline(_TRUE_ALPHA, color="gray", linewidth=0.8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from gpytorch.constraints import GreaterThan
@@ -55,6 +55,7 @@ class Networks:
         self.single = [
             MLP([x.shape[-1], _WIDTH, 1], activation, generator=generator(seed)) for seed in seeds
         ]
+        # One batched product trains all networks, far faster than one after another.
         stack = StackedNetwork(self.single)
         self.names, self.weights = zip(*stack.named_stacks(), strict=True)
         self.adam = torch.optim.Adam(self.weights, lr=_RATES[0], fused=True)
@@ -88,6 +89,7 @@ class Networks:
             Mean squared errors before each step, ``(k,)``.
         """
         first, last = _RATES
+        # From one to zero along half a cosine.
         along = 0.5 + 0.5 * math.cos(math.pi * done / max(self.epochs - 1, 1))
         self.adam.param_groups[0]["lr"] = last + (first - last) * along
         (x, y), n = self._points, self.y.shape[1]
@@ -113,7 +115,8 @@ class Networks:
             loss = error / noise[some] + share * (precisions[some] * squares).sum(-1)
             gradients = torch.autograd.grad(loss.sum() / (2 * b), weights)
             for weight, gradient in zip(self.weights, gradients, strict=True):
-                cast(Tensor, weight.grad)[some] = gradient
+                weight.grad[some] = gradient
+            # Before the step: they are the residuals of weights that made the gradients.
             errors[some] = error.detach()
         self.adam.step()
         return errors
@@ -131,7 +134,7 @@ def objective(
     likelihood = GaussianLikelihood(noise_constraint=GreaterThan(1e-7))
     likelihood.to(next(network.parameters())).noise = noise
     model = LinearizedNetwork(network, GaussianWeightPrior(network, by, precision))
-    hessian = cast(Literal["ggn", "ef"], "ef" if method == "ef" else "ggn")
+    hessian = "ef" if method == "ef" else "ggn"
     structure = {"kronecker": Kronecker, "diagonal": Diagonal}.get(method, Full)()
     return LaplaceMarginalLogLikelihood(likelihood, model, num_data, structure, hessian=hessian)
 
@@ -148,8 +151,8 @@ def train_online(
         The evidence of each network before these steps, in nats a point.
     """
     hyper = [
-        torch.optim.Adam([cast(Any, mll.model).prior.log_precision,
-                          *cast(Any, mll.likelihood).parameters()], lr=0.1)
+        torch.optim.Adam([mll.model.prior.log_precision,
+                          *mll.likelihood.parameters()], lr=0.1)
         for mll in mlls
     ]  # fmt: skip
     best: list[Any] = [None] * len(mlls)
@@ -158,12 +161,14 @@ def train_online(
     for done in range(networks.epochs):
         networks.epoch(done, noise, precisions)
         epoch = done + 1
+        # Evidences cost far more than epochs; the last one is always taken.
         if (epoch < _BURN_IN or epoch % every) and epoch < networks.epochs:
             continue
         networks.copy_weights()
         for k, mll in enumerate(mlls):
             value = mll.evidence_of(networks.x[k], networks.y[k])()
             history[k].append(float(value.detach()))
+            # The state has the weights too, which fit these hyperparameters.
             if history[k][-1] >= max(history[k]):
                 best[k] = copy.deepcopy(mll.state_dict())
             hyper[k].zero_grad()
@@ -179,8 +184,8 @@ def train_online(
 def _hyperparameters(
     networks: Networks, mlls: Sequence[LaplaceMarginalLogLikelihood]
 ) -> tuple[Tensor, Tensor]:
-    noise = torch.cat([cast(Any, mll.likelihood).noise.reshape(1) for mll in mlls])
-    prior_precisions = [cast(Any, mll.model).prior.precisions() for mll in mlls]
+    noise = torch.cat([mll.likelihood.noise.reshape(1) for mll in mlls])
+    prior_precisions = [mll.model.prior.precisions() for mll in mlls]
     precisions = torch.stack(
         [torch.stack([p[n] for n in networks.names]) for p in prior_precisions]
     )
@@ -205,6 +210,7 @@ def train_fixed(
     for done in range(networks.epochs):
         errors = networks.epoch(done, variances, tensor_precisions)
         if noise is None and done >= _BURN_IN and done % 10 == 0:
+            # A network that fits every point would have no noise.
             variances = errors.clamp(min=1e-6)
     networks.copy_weights()
     return variances.tolist()

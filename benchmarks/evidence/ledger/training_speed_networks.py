@@ -1,8 +1,9 @@
-"""Networks trained side by side: sums of training losses, and weights of their combination."""
+"""Networks of Lyle et al. (2020): sums of training losses, and weights of combinations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from benchmarks.data import has_files
 from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
@@ -23,11 +25,11 @@ from benchmarks.evidence.ledger.claims import (
     rank_correlations,
     with_error,
 )
-from benchmarks.evidence.ledger.linear_problems import image_source
-from benchmarks.evidence.training import CLASSES, Images, images, network
+from benchmarks.evidence.training import CLASSES, Images, image_source, images, network
 from gpclml.evidence.training_speed import SumOfTrainingLosses
+from gpclml.kernels.networks import MLP
 
-__all__ = ["EXPERIMENT"]
+__all__ = ["NETWORKS", "SUBNETWORKS"]
 
 _ARCHITECTURES = (
     "mlp-32x1", "mlp-128x1", "mlp-512x1", "mlp-128x3", "cnn-4x1", "cnn-8x2", "cnn-16x2",
@@ -35,13 +37,14 @@ _ARCHITECTURES = (
 )  # fmt: skip
 _SETTINGS = {"digits": (6, 500, 40), "mnist-test": (3, 1000, 20)}  # seeds, points, epochs
 _BATCH = 50
-_SOURCE = "Lyle et al. 2020, Section 4.2 and Figure 3"
+_NETWORKS_SOURCE = "Lyle et al. 2020, Section 4.2 and Figure 3"
+_networks_claim = partial(Claim, full_size=False)
 
 
-def _cells() -> list[dict[str, Any]]:
+def _networks_cells() -> list[dict[str, Any]]:
     return [
         {
-            "experiment": "training-speed-networks", "data": data, "seed": seed,
+            "data": data, "seed": seed,
             "architectures": list(_ARCHITECTURES), "num_train": num_train, "epochs": epochs,
             "lr": 3e-3, "weights_lr": 1e-2,
         }
@@ -51,7 +54,7 @@ def _cells() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
+def run_networks(cell: Mapping[str, Any]) -> dict[str, Any]:
     """Networks trained on the same batches, and a linear combination of their outputs.
 
     The weights of the combination, 1 / M at first, are trained by plain gradient descent on the
@@ -78,11 +81,13 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         names = cell["architectures"]
         return [network(name, *shape, CLASSES, cell["seed"]) for name in names]
 
+    # Both trainings begin from the same weights.
     networks, jointly = fresh(), fresh()
     speeds, parallel = _train(networks, data.train_x, data.train_y, cell)
     joint_speeds, concurrent = _train(jointly, data.train_x, data.train_y, cell, joint=True)
     with torch.no_grad():
         outputs = torch.stack([model(data.train_x) for model in networks], -1)
+    # Outputs of trained networks are constants: only weights are trained.
     after = _weights_after(outputs, data.train_y, cell)
     accuracy, log_density = _tested(networks, data)
     return {
@@ -124,13 +129,16 @@ def _train(
             outputs = torch.stack([model(x[rows]) for model in networks], -1)
             losses = [cross_entropy(logits, y[rows]) for logits in outputs.unbind(-1)]
             for speed, loss in zip(speeds, losses, strict=True):
+                # The loss before the step on its batch: of unseen points in the first epoch.
                 speed.update(loss, len(rows))
+            # Of the sum of all losses each network has the gradient of its own alone.
             loss = cross_entropy(outputs @ weights, y[rows]) if joint else torch.stack(losses).sum()
             for optimizer in optimizers:
                 optimizer.zero_grad()
             loss.backward()
             for optimizer in optimizers:
                 optimizer.step()
+            # Weights see the outputs from before the networks' step.
             weights = _weights_step(weights, outputs.detach(), y[rows], cell["weights_lr"])
         for speed in speeds:
             speed.end_epoch()
@@ -154,12 +162,13 @@ def _weights_step(weights: Tensor, outputs: Tensor, y: Tensor, lr: float) -> Ten
 
 
 def _epochs(num_points: int, cell: Mapping[str, Any]) -> Iterator[tuple[Tensor, ...]]:
+    # Every training of a cell sees the same batches.
     generator = torch.Generator().manual_seed(100 + cell["seed"])
     for _ in range(cell["epochs"]):
         yield torch.randperm(num_points, generator=generator).split(_BATCH)
 
 
-def _claims(cells: pandas.DataFrame) -> list[Claim]:
+def _networks_claims(cells: pandas.DataFrame) -> list[Claim]:
     sources = {str(data): some for data, some in cells.groupby("data")}
     return [
         _generalization(sources), _weights(sources), _jointly(sources), _trained_after(sources),
@@ -169,6 +178,7 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
 
 def _against(cells: pandas.DataFrame, score: str, other: str) -> NDArray[np.float64]:
     """Rank correlation over architectures, a seed each; of losses the negative."""
+    # A lower loss should go with a larger weight or accuracy.
     sign = -1 if score in ("sum", "final", "joint_sum") else 1
     return rank_correlations(sign * array(cells[score]), cells[other])
 
@@ -180,15 +190,14 @@ def _generalization(sources: Mapping[str, pandas.DataFrame]) -> Claim:
         return f"{data} {texts}", *(differs(values, 1) for values in ranks)
 
     before = "rank correlation of minus the sum with test accuracy and log density: "
-    return Claim(
-        f"{_SOURCE} (middle)",
+    return _networks_claim(
+        f"{_NETWORKS_SOURCE} (middle)",
         "Of networks trained in parallel, those with a lower sum of losses predict better.",
         "sum of training losses and test loss are correlated",
         *listed((line(*source) for source in sources.items()), before),
         f"{len(_ARCHITECTURES)} small networks: " + ", ".join(_ARCHITECTURES) + ".",
         rule="both positive by two standard errors, for each data set",
         doubt="Ours: few small networks on small data.",
-        full_size=False,
     )
 
 
@@ -198,7 +207,7 @@ def _weights(sources: Mapping[str, pandas.DataFrame]) -> Claim:
         text = f"{with_error(ranks, 2)} (of test accuracy with the weight {with_error(others, 2)})"
         return f"{data} {text}", differs(ranks, 1)
 
-    return Claim(
+    return _networks_claim(
         "Lyle et al. 2020, Section 4.2, parallel training (Eqs. 42 and 43)",
         "In a combination whose networks are trained each by its own loss, those with a lower sum "
         "of training losses get larger weights.",
@@ -209,7 +218,6 @@ def _weights(sources: Mapping[str, pandas.DataFrame]) -> Claim:
         ),
         rule="positive by two standard errors for each data set",
         doubt="Ours: few small networks on small data.",
-        full_size=False,
     )
 
 
@@ -224,8 +232,8 @@ def _jointly(sources: Mapping[str, pandas.DataFrame]) -> Claim:
         return text, differs(test, 1), differs(joint, 1)
 
     before = "rank correlation of the weight with the network's own test log density and minus "
-    return Claim(
-        f"{_SOURCE} (left), concurrent training (Eq. 44)",
+    return _networks_claim(
+        f"{_NETWORKS_SOURCE} (left), concurrent training (Eq. 44)",
         "In a combination trained as a whole, networks that predict better get larger weights.",
         "weights and test losses are correlated",
         *listed((line(*source) for source in sources.items()), f"{before}its own sum of losses: "),
@@ -233,7 +241,6 @@ def _jointly(sources: Mapping[str, pandas.DataFrame]) -> Claim:
         doubt="Ours: few small networks on small data, Adam for the networks and plain descent for "
         "the weights. Tried with each network's own losses along the joint training, and with "
         "those of parallel training.",
-        full_size=False,
     )
 
 
@@ -247,7 +254,7 @@ def _trained_after(sources: Mapping[str, pandas.DataFrame]) -> Claim:
         )
         return f"{data} {text}", differs(gain, 1)
 
-    return Claim(
+    return _networks_claim(
         "beside Lyle et al. 2020, Section 4.2",
         "Weights trained after the networks follow the sum of training losses less.",
         "no figure",
@@ -272,7 +279,7 @@ def _final_loss(sources: Mapping[str, pandas.DataFrame]) -> Claim:
     lines = (
         line(*source, test) for source in sources.items() for test in ("accuracy", "log_density")
     )
-    return Claim(
+    return _networks_claim(
         "beside Lyle et al. 2020, Section 4.2",
         "The training loss at the end says less than the sum.",
         "no figure",
@@ -284,7 +291,7 @@ def _final_loss(sources: Mapping[str, pandas.DataFrame]) -> Claim:
     )
 
 
-def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
+def _draw_networks(cells: pandas.DataFrame, figure: Figure) -> None:
     names = list(cells["data"].unique())
     for index, row in enumerate(figure.subplots(len(names), 4, squeeze=False)):
         some = cells[cells["data"] == names[index]]
@@ -314,9 +321,140 @@ def _draw_curves(axes: Axes, cells: pandas.DataFrame) -> None:
     axes.set(xlabel="epoch", ylabel="training loss, nats a point")
 
 
-EXPERIMENT = Experiment(
+NETWORKS = Experiment(
     "training-speed-networks", "Networks: sums of training losses and weights of a combination",
-    _cells, run_cell, _claims, _draw, size=(14.0, 5.6),
-    modules=("benchmarks.evidence.training", "benchmarks.evidence.ledger.linear_problems"),
+    _networks_cells, run_networks, _networks_claims, _draw_networks, size=(14.0, 5.6),
 )  # fmt: skip
 """Lyle et al. (2020), Section 4.2 and Figure 3."""
+
+
+_WIDTH, _GROUP = 200, 10
+_RATES = (0.1, 0.01)
+_FASHION = "fashion-part"
+_subnetworks_claim = partial(Claim, full_size=False)
+
+
+def _subnetworks_cells() -> list[dict[str, Any]]:
+    sources = {"digits": 1000, image_source(): 1000}
+    if has_files(_FASHION):
+        sources[_FASHION] = 700  # of 900
+    return [
+        {
+            "data": data, "seed": seed, "lr": rate,
+            "num_train": num_train, "epochs": 20,
+        }
+        for data, num_train in sorted(sources.items())
+        for rate in _RATES
+        for seed in range(10)
+    ]  # fmt: skip
+
+
+def run_subnetworks(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Subnetworks of one network, trained by plain stochastic gradient descent.
+
+    The network has two hidden layers of 200 units. Ten units of the second and their weights in
+    the last layer are a subnetwork, with logits of its own; only the whole is trained.
+
+    Args:
+        cell: ``data``, ``seed``, ``lr``, ``num_train`` images, ``epochs`` in batches of 50.
+
+    Returns:
+        Of each of twenty subnetworks: ``sum``, the sum of its cross-entropies before each step,
+        a point; ``final``, the mean of the last epoch's; ``weight``, the norm of its weights in
+        the last layer, and ``growth``, by how much it grew. ``accuracy`` of the whole network at
+        test points.
+    """
+    data = images(cell["data"], cell["num_train"], cell["seed"])
+    generator = torch.Generator().manual_seed(cell["seed"])
+    x, y = data.train_x.flatten(1), data.train_y
+    network = MLP([x.shape[-1], _WIDTH, _WIDTH, CLASSES], generator=generator)
+    # Subnetworks are groups of the last hidden units.
+    *first, last = network.children()
+    hidden = torch.nn.Sequential(*first)
+    optimizer = torch.optim.SGD(network.parameters(), lr=cell["lr"])
+    curves, start = [], _norms(last.weight)
+    for _ in range(cell["epochs"]):
+        total = torch.zeros(_WIDTH // _GROUP)
+        for rows in torch.randperm(len(y), generator=generator).split(_BATCH):
+            units = hidden(x[rows])
+            # Before the step, and detached: subnetworks are watched, not trained.
+            total += len(rows) * _losses(units.detach(), last.weight.detach(), y[rows])
+            optimizer.zero_grad()
+            cross_entropy(last(units), y[rows]).backward()
+            optimizer.step()
+        curves.append(total / len(y))
+    with torch.no_grad():
+        right = network(data.test_x.flatten(1)).argmax(-1) == data.test_y
+    weights = _norms(last.weight)
+    return {
+        "sum": torch.stack(curves).sum(0).tolist(), "final": curves[-1].tolist(),
+        "weight": weights.tolist(), "growth": (weights - start).tolist(),
+        "accuracy": float(right.double().mean()),
+    }  # fmt: skip
+
+
+def _norms(weight: Tensor) -> Tensor:
+    """Of the weights of each group of units."""
+    return weight.detach().reshape(CLASSES, -1, _GROUP).square().sum((0, 2)).sqrt()
+
+
+def _losses(units: Tensor, weight: Tensor, y: Tensor) -> Tensor:
+    """Mean cross-entropy of each group of units by its own logits."""
+    groups = units.reshape(len(y), -1, _GROUP)
+    # Group g has the logits of its own units and weights alone.
+    logits = torch.einsum("bgk,cgk->gbc", groups, weight.reshape(CLASSES, -1, _GROUP))
+    return torch.stack([cross_entropy(group, y) for group in logits])
+
+
+def _subnetworks_claims(cells: pandas.DataFrame) -> list[Claim]:
+    def line(data: str, rate: float, some: pandas.DataFrame) -> tuple[str, bool]:
+        ranks, final = (
+            rank_correlations(-array(some[name]), some["weight"]) for name in ("sum", "final")
+        )
+        growth = rank_correlations(-array(some["sum"]), some["growth"])
+        text = (
+            f"{data}, learning rate {rate:g}: {with_error(ranks, 2)} (with its growth "
+            f"{with_error(growth, 2)}; of the loss of the last epoch "
+            f"{with_error(final, 2)}; test accuracy {some['accuracy'].mean():.3f})"
+        )
+        return text, differs(ranks, 1)
+
+    claims = []
+    for figures, chosen in (
+        ("Figure 4", cells["data"] != _FASHION),
+        ("Figures 8 and 9, Fashion-MNIST", cells["data"] == _FASHION),
+    ):
+        lines = [line(*key, some) for key, some in cells[chosen].groupby(["data", "lr"])]
+        if lines:
+            claims.append(
+                _subnetworks_claim(
+                    f"Lyle et al. 2020, Section 4.2 and {figures}",
+                    "Descent gives larger weights to those subnetworks of a network whose sum of "
+                    "training losses is lower.",
+                    "weights and sums are correlated",
+                    *listed(lines, "rank correlation of minus the sum with the weight: "),
+                    "The network is of the paper's size, 200-200-10 in groups of ten, with ten "
+                    "seeds; there are fewer images: 1000 digits, 700 of Fashion-MNIST. Growth is "
+                    "the weight at the end less that at the start.",
+                    rule="positive by two standard errors for each data set and learning rate",
+                    doubt="Ours: fewer images, and learning rates of our own choice.",
+                )
+            )
+    return claims
+
+
+def _draw_subnetworks(cells: pandas.DataFrame, figure: Figure) -> None:
+    kinds = list(cells.groupby(["data", "lr"]))
+    several = figure.subplots(1, len(kinds), squeeze=False)[0]
+    for axes, ((data, rate), some) in zip(several, kinds, strict=True):
+        for _, row in some.iterrows():
+            axes.plot(np.array(row["weight"]), np.array(row["sum"]), ".", markersize=4)
+        axes.set(xlabel="weight of the subnetwork", title=f"{data}, learning rate {rate:g}")
+    several[0].set_ylabel("sum of training losses, nats a point")
+
+
+SUBNETWORKS = Experiment(
+    "training-speed-subnetworks", "Subnetworks: descent favours those that train fast",
+    _subnetworks_cells, run_subnetworks, _subnetworks_claims, _draw_subnetworks, size=(15.0, 3.0),
+)  # fmt: skip
+"""Lyle et al. (2020), Section 4.2 and Figures 4, 8 and 9."""

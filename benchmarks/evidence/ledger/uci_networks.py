@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas
@@ -46,6 +47,7 @@ PUBLISHED: Mapping[str, tuple[tuple[float, float], ...]] = {
 
 _COLUMNS = ("CV, mode", "CV, Laplace", "full", "ef", "kronecker", "diagonal")
 _SPLITS, _SOURCE = 10, "Immer et al. 2021, Table 1"
+_claim = partial(Claim, _SOURCE)
 _BATCHES = {"naval": 2048}
 """Points of a step, where 10,000 steps on all points end before the training error has fallen."""
 _DELTAS = tuple(10.0**power for power in range(-2, 3))  # of cross-validation
@@ -53,7 +55,7 @@ _DELTAS = tuple(10.0**power for power in range(-2, 3))  # of cross-validation
 
 def _cells() -> list[dict[str, Any]]:
     names = list(PUBLISHED)  # small ones first
-    common = {"experiment": "uci-networks", "splits": _SPLITS, "epochs": 10000}
+    common = {"splits": _SPLITS, "epochs": 10000}
     chosen = [
         (data, method)
         for several in (names[:5], names[5:])
@@ -100,6 +102,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 def _split(name: str, k: int) -> dict[str, Any]:
     """Standardized training and test points of a split, and the unit of its targets."""
     data = load(name)
+    # The set that ships with scikit-learn has no published splits.
     rows = split(data.num_data, k) if name == EMBEDDED else load_published_split(name, k)
     x, y = data.inputs[rows.train], data.targets[rows.train]
     x_scale, y_scale = Standardizer.fit(x, dim=0), Standardizer.fit(y, dim=0)
@@ -143,6 +146,7 @@ def _validated(
             for name, rows in (("train", order[held:]), ("test", order[:held]))
             for axis in "xy"
         }
+        # One stack trains every precision of every split.
         inner += [split_data | points] * len(_DELTAS)
     mlls = _trained_at(inner, [*_DELTAS] * len(splits), epochs, batch_size)
     scores = [_scores(split_data, mll) for split_data, mll in zip(inner, mlls, strict=True)]
@@ -151,6 +155,7 @@ def _validated(
         for name in ("error", "nll_laplace")
     }
     choices = {name: values.argmin(1) for name, values in table.items()}
+    # Modes choose by their error, posteriors by their density.
     deltas = {name: [_DELTAS[index] for index in some] for name, some in choices.items()}
     noise = table["error"].min(1).tolist()  # what a mode errs by on points that it has not seen
     return list(
@@ -184,21 +189,24 @@ def _scores(split_data: dict[str, Any], trained: Any) -> dict[str, float]:
     x, y, unit = split_data["test_x"], split_data["test_y"], math.log(split_data["unit"])
     nlls: dict[str, float] = {}
     for name, mll in (("map", mode_mll), ("laplace", posterior_mll)):
-        network, noise = cast(Any, mll.model).network, cast(Any, mll.likelihood).noise.detach()
+        network, noise = mll.model.network, mll.likelihood.noise.detach()
         with torch.no_grad():
             error = network(x).squeeze(-1) - y
+        # Of the mode: noise alone; the posterior adds the variance of its function.
         variance = noise.expand(len(y))
+        # The mode comes first, and its error is that which is kept.
         nlls.setdefault("error", float(error.square().mean()))
         if name == "laplace":
             evidence = mll.evidence_of(split_data["train_x"], split_data["train_y"])
+            # The precision of the likelihood, by which the GGN is multiplied.
             scale = float(torch.as_tensor(evidence.curvature_scale()).detach())
-            precisions = {k: p.detach() for k, p in cast(Any, mll.model).prior.precisions().items()}
+            precisions = {k: p.detach() for k, p in mll.model.prior.precisions().items()}
             covariance = evidence.curvature.output_covariance(precisions, scale)
             variance = variance + covariance(output_gradients(network, x, 1)).flatten()
             nlls["evidence"] = float(evidence().detach())
         density = -0.5 * (error.square() / variance + (2 * math.pi * variance).log())
         nlls[f"nll_{name}"] = unit - float(density.mean())
-    noise = float(cast(Any, mode_mll.likelihood).noise.detach().sqrt())
+    noise = float(mode_mll.likelihood.noise.detach().sqrt())
     return nlls | {"noise": noise}
 
 
@@ -211,6 +219,7 @@ def _columns(cells: pandas.DataFrame) -> dict[str, dict[str, np.ndarray]]:
             data_columns["CV, mode"] = np.array(row["nll_map"])
             data_columns["CV, Laplace"] = np.array(row["nll_laplace"])
         else:
+            # Online NLLs are of the mode with the learned noise.
             data_columns[row["method"]] = np.array(row["nll_map"])
     return {
         data: columns[data] for data in dict.fromkeys([*PUBLISHED, *columns]) if data in columns
@@ -262,8 +271,7 @@ def _no_worse(tables: dict[str, dict[str, np.ndarray]]) -> list[Claim]:
                           mean - value <= 2 * math.hypot(error, ours)))  # fmt: skip
         if lines:
             claims.append(
-                Claim(
-                    _SOURCE,
+                _claim(
                     "Test NLL of networks whose hyperparameters are learned online by the "
                     f"evidence with {names[method]}.",
                     "; ".join(published),
@@ -292,14 +300,15 @@ def _better(tables: dict[str, dict[str, np.ndarray]]) -> list[Claim]:
                 published.append(f"{data} {theirs[0] - theirs[1]:+.2f}")
                 lines.append((f"{data} {with_error(gap, 2, '+')}", gap.mean(), theirs))
         if lines:
+            # The sign of each published gain, and ours on most sets.
             agree = [
                 (mean > 0) == (published_second > published_first)
                 for _, mean, (published_second, published_first) in lines
             ]
             most = sum(mean > 0 for _, mean, _ in lines) > len(lines) / 2
             claims.append(
-                Claim(
-                    _SOURCE, statement, "gain in nats: " + "; ".join(published),
+                _claim(
+                    statement, "gain in nats: " + "; ".join(published),
                     "gain in nats: " + "; ".join(text for text, *_ in lines),
                     graded(most, all(agree)),
                     rule="on most sets; with the published sign on each",
@@ -356,7 +365,6 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 
 EXPERIMENT = Experiment(
     "uci-networks", "UCI sets: hyperparameters by the evidence, online, or by validation", _cells,
-    run_cell, _claims, _draw, size=(14.0, 4.0),
-    modules=("benchmarks.evidence.ledger.stacked_networks",), hours=True,
+    run_cell, _claims, _draw, size=(14.0, 4.0), hours=True,
 )  # fmt: skip
 """Immer et al. (2021), Section 4.1 and Table 1."""
