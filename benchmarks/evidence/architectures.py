@@ -76,7 +76,7 @@ def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
         **_evidences(whole, data, cell["precision"]),
         **_test_scores(whole, ensemble, data, held_out, cell),
         **_online_scores(data, cell),
-        "parameters": float(sum(p.numel() for p in _network(whole).parameters())),
+        "parameters": float(sum(p.numel() for p in whole.model.network.parameters())),
     }
 
 
@@ -93,7 +93,7 @@ def _trained_ensemble(
         for seed in seeds
     ]
     # One tensor a parameter, members along its first axis, as draws of a posterior are.
-    weights = torch.func.stack_module_state([_network(member) for member in members])[0]
+    weights = torch.func.stack_module_state([member.model.network for member in members])[0]
     return members[0], {name: draws.detach() for name, draws in weights.items()}
 
 
@@ -111,10 +111,6 @@ def _averaged(
     return {"sgld": draws, "ensemble": ensemble} if members > 1 else {"sgld": draws}
 
 
-def _network(mll: LaplaceMarginalLogLikelihood) -> torch.nn.Module:
-    return mll.model.network
-
-
 def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
     x, y = data.train_x, data.train_y
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(cell["seed"]))
@@ -123,7 +119,7 @@ def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
     split = order.to(x.device).split([first, second, len(x) - first - second])
     (seen, seen_y), scaling, held_out = ((x[rows], y[rows]) for rows in split)
     mll, ensemble = _trained_ensemble(seen, seen_y, cell)
-    start = _network(mll)
+    start = mll.model.network
     held_out_outputs = outputs_at(start, held_out[0])
     validation = predictive_scores(mll, held_out_outputs.unsqueeze(0), held_out[1], "held_out")
     # The temperature is fitted to all points that the network has not seen.
@@ -167,7 +163,7 @@ def _evidences(
     x, y = data.train_x, data.train_y
     evidences: dict[str, float] = {}
     for by in ("network", "layer"):
-        fitted = objective(_network(mll), len(x), precision, by)
+        fitted = objective(mll.model.network, len(x), precision, by)
         fit = fit_hyperparameters(fitted, x, y, steps=100, batch_size=500, progress=False)
         # Before the first step precisions are those of training, whatever their groups.
         evidences["lml"] = fit.history[0]
@@ -195,7 +191,7 @@ def _test_scores(
     held_out: Mapping[str, float],
     cell: Mapping[str, Any],
 ) -> dict[str, float]:
-    model = _network(mll)
+    model = mll.model.network
     weights = evidence_of_all(mll, data.train_x, data.train_y).sample_weights(_TEST_DRAWS)
     # The Laplace posterior as the held-out points have scaled it.
     weights = rescaled(weights, held_out["posterior_scale"], _mode(model))

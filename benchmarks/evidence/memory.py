@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,18 +67,6 @@ def write_images(folder: str | Path, count: int) -> None:
     np.save(f"{folder}/labels.npy", labels)
 
 
-def _fit_map(mll: Any, loader: DataLoader) -> None:
-    fit_map(mll, loader, epochs=1, progress=False)
-
-
-def _fit_online(mll: Any, loader: DataLoader) -> None:
-    fit_online(mll, loader, epochs=1, burn_in=0, hyper_steps=5, progress=False)
-
-
-def _fit_hyperparameters(mll: Any, loader: DataLoader) -> None:
-    fit_hyperparameters(mll, loader, steps=20, progress=False)
-
-
 def _laplace(mll: Any, loader: DataLoader) -> None:
     posterior = Laplace(mll.model.network, "classification")
     posterior.fit(loader, progress=False).predict(loader, progress=False)
@@ -91,9 +80,9 @@ def _sampled_outputs(mll: Any, loader: DataLoader) -> None:
 
 
 STEPS: dict[str, Callable[[Any, DataLoader], None]] = {
-    "fit_map, an epoch": _fit_map,
-    "fit_online, an epoch": _fit_online,
-    "fit_hyperparameters": _fit_hyperparameters,
+    "fit_map, an epoch": partial(fit_map, epochs=1, progress=False),
+    "fit_online, an epoch": partial(fit_online, epochs=1, burn_in=0, hyper_steps=5, progress=False),
+    "fit_hyperparameters": partial(fit_hyperparameters, steps=20, progress=False),
     "Laplace: fit and predict": _laplace,
     "sampled_outputs, 10 draws": _sampled_outputs,
 }

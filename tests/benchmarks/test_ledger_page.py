@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas
 import pytest
 import torch
@@ -31,11 +33,12 @@ def test_the_headline_counts_claims_of_papers():
 def test_a_negative_verdict_says_whose_fault_it_is():
     claims = [_claim("partly", doubt="Ours."), _claim("reproduced", doubt="Nobody's.")]
     cells = pandas.DataFrame({"_seconds": [90.0, 60.0]})
-    text = _section(EXPERIMENTS["density"], claims, cells, "a.png")
+    text = _section(EXPERIMENTS["density"], claims, cells, Path("a.png"))
     assert "Time: 2.5 minutes of one core, 2 cells." in text
     assert "*Partly: It is so.* Ours." in text
     assert "Nobody's" not in text
-    assert "Not examined" in _section(EXPERIMENTS["density"], [_claim("not")], cells, "a.png")
+    unknown = _section(EXPERIMENTS["density"], [_claim("not")], cells, Path("a.png"))
+    assert "Not examined" in unknown
     assert "within 1" in text
 
 

@@ -480,19 +480,16 @@ def _unfinished(source: str, rows: pandas.DataFrame) -> Claim:
 
 def _draw_families(cells: pandas.DataFrame, figure: Figure) -> None:
     kinds = [(name, False) for name in _FAMILIES] + [("rank-1", True)]
-    for axes, (name, learned) in zip(
-        figure.subplots(1, 4, sharex=True, sharey=True), kinds, strict=True
-    ):
+    panels = figure.subplots(1, 4, sharex=True, sharey=True)
+    for axes, (name, learned) in zip(panels, kinds, strict=True):
         axes.set(xlabel="x", ylim=(-2.5, 2.5))
         rows = _rows(cells, name, learned)
         if 0 not in rows.index:
             continue
         row = rows.loc[0]
-        grid, mean, spread = row["grid"], row["mean"], row["deviation"]
-        low = [m - 2 * s for m, s in zip(mean, spread, strict=True)]
-        high = [m + 2 * s for m, s in zip(mean, spread, strict=True)]
-        axes.fill_between(grid, low, high, alpha=0.25, linewidth=0)
-        axes.plot(grid, mean)
+        mean, spread = np.array(row["mean"]), 2 * np.array(row["deviation"])
+        axes.fill_between(row["grid"], mean - spread, mean + spread, alpha=0.25, linewidth=0)
+        axes.plot(row["grid"], mean)
         axes.plot(row["x"], row["y"], "k.", markersize=4)
         axes.set_title(f"{name}{', learned prior' if learned else ''}", fontsize=9)
         text = f"ELBO {row['elbo']:.2f}\nLML {row['lml']:.2f}\nnoise {row['noise']:.2g}"
@@ -513,17 +510,15 @@ _sweep_claim = partial(Claim, _SWEEP_SOURCE)
 
 
 def _sweep_cells() -> list[dict[str, Any]]:
+    common = {"seed": 2, "draws": 10, "steps": 1000, "rates": [0.1]}
     return [
-        {
-            "seed": 2, "family": family, "number": number, "draws": 10,
-            "steps": 1000, "rates": [0.1],
-        }
+        common | {"family": family, "number": number}
         # Small numbers first: the claims can be read before the large ones end.
         for several in (_NUMBERS[:9], _NUMBERS[9:])
         for families in (_FAMILIES[:2], _FAMILIES[2:])
         for number in several
         for family in families
-    ]  # fmt: skip
+    ]
 
 
 def run_sweep(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -655,14 +650,12 @@ _TEMPERED_FIGURES = {
 
 
 def _tempering_cells() -> list[dict[str, Any]]:
+    common = {"steps": 1000, "rates": [0.1, 0.01, 0.001, 0.0001]}
     return [
-        {
-            "seed": seed, "family": family,
-            "temperature": temperature, "steps": 1000, "rates": [0.1, 0.01, 0.001, 0.0001],
-        }
+        common | {"seed": seed, "family": family, "temperature": temperature}
         for family, (seed, published) in _TEMPERED_FIGURES.items()
         for temperature in published
-    ]  # fmt: skip
+    ]
 
 
 def run_tempering(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -814,16 +807,12 @@ def _draw_tempering(cells: pandas.DataFrame, figure: Figure) -> None:
         rows = cells[cells["family"] == family].sort_values("temperature")
         upper.plot(rows["temperature"], rows["noise"], "o-")
         upper.axhline(NOISE, color="grey", linewidth=1)
-        upper.set_yscale("log")
-        upper.set_ylim(1e-4, 1)
-        upper.set_ylabel("noise deviation")
+        upper.set(yscale="log", ylim=(1e-4, 1), ylabel="noise deviation")
         upper.set_title(family, fontsize=9)
         lower.plot(rows["temperature"], -rows["q_test"], "o-")
         lower.set_xscale("log", base=4)
-        lower.set_yscale("symlog")
-        lower.set_ylim(-1, 1e5)
-        lower.set_xlabel("temperature")
-        lower.set_ylabel("NLL of q, nats a test point")
+        lower.set(yscale="symlog", ylim=(-1, 1e5))
+        lower.set(xlabel="temperature", ylabel="NLL of q, nats a test point")
 
 
 TEMPERING = Experiment(
@@ -838,14 +827,9 @@ _importance_claim = partial(Claim, _IMPORTANCE_SOURCE)
 
 
 def _importance_cells() -> list[dict[str, Any]]:
-    return [
-        {
-            "seed": seed, "family": family, "steps": 1000,
-            "rates": [0.1, 0.01], "num_features": 1024, "draws": 1024, "repeats": 20,
-        }
-        for seed in (0, 2)
-        for family in _FAMILIES
-    ]  # fmt: skip
+    common = {"steps": 1000, "num_features": 1024, "draws": 1024, "repeats": 20}
+    common["rates"] = [0.1, 0.01]
+    return [common | {"seed": seed, "family": name} for seed in (0, 2) for name in _FAMILIES]
 
 
 def run_importance(cell: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,10 +38,7 @@ _REACHED = {"log_density_map": "test log density", "accuracy_map": "test accurac
 
 
 def _cells() -> list[dict[str, Any]]:
-    common = {
-        "data": "digits", "seed": 0, "num_train": 1000,
-        "epochs": 60,
-    }  # fmt: skip
+    common = {"data": "digits", "seed": 0, "num_train": 1000, "epochs": 60}
     return [common | {"architecture": name} for name in MODELS]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -182,7 +183,7 @@ def _overfits(settings: Mapping[str, pandas.DataFrame]) -> Claim:
     return _claim(
         "The same on draws of other seeds.",
         "LML far above, test error far worse",
-        *listed((line(*setting) for setting in settings.items()), "network minus constant: "),
+        *listed(starmap(line, settings.items()), "network minus constant: "),
         rule="all three positive by two standard errors",
         doubt="Ours: test NLL of an overconfident model has a long tail over data sets, and its "
         "standard error with it. Tried with everything trained and with the network alone.",
@@ -205,7 +206,7 @@ def _conditional_trains(settings: Mapping[str, pandas.DataFrame]) -> Claim:
         _BEYOND_PAPER,
         "Training by the CLML in place of the LML lessens the overfit: lower test NLL.",
         "on most data sets",
-        *listed((line(*setting) for setting in settings.items()), "CLML minus LML, "),
+        *listed(starmap(line, settings.items()), "CLML minus LML, "),
         rule="lower on three of four data sets, in both settings",
         doubt="It fails only in our setting, where kernel and noise are held at their true "
         "values: the predictive variance is then the same under both objectives, and only the "
@@ -227,7 +228,7 @@ def _conditional_prefers(settings: Mapping[str, pandas.DataFrame]) -> Claim:
     return _claim(
         "As a score of trained models, the CLML is lower for the overfitting network.",
         "no figure",
-        *listed((line(*setting) for setting in settings.items()), "network minus constant: "),
+        *listed(starmap(line, settings.items()), "network minus constant: "),
         "Held-out points lie among the training points and test points lie beyond them, so no "
         "split of the training points shows how a mean extrapolates.",
         rule="negative by two standard errors",

@@ -76,7 +76,6 @@ def chosen_experiments(name: str, others: Iterable[str] = ()) -> list[Experiment
     return [EXPERIMENTS[name]]
 
 
-_FOLDER = "figures"
 _UNKNOWN = "Not examined yet: whose fault it is is not known."
 _INTRODUCTION = (
     "Each row is a claim of a paper and the experiment that tries it (`python -m "
@@ -99,17 +98,14 @@ def ledger_cells(path: str | os.PathLike[str]) -> dict[str, pandas.DataFrame]:
     done = load_results(path, provenance=True)
     if "experiment" not in done:
         return {}
-    cells_by_name = {name: done[done["experiment"] == name] for name in EXPERIMENTS}
-    return {
-        name: _whole_seeds(cells.dropna(axis="columns", how="all").reset_index(drop=True))
-        for name, cells in cells_by_name.items()
-        if len(cells)
-    }
-
-
-def _whole_seeds(cells: pandas.DataFrame) -> pandas.DataFrame:
-    """With seeds that are integers, which those beside cells without one are not."""
-    return cells.astype({"seed": int}) if "seed" in cells else cells
+    finished = {}
+    for name in EXPERIMENTS:
+        cells = done[done["experiment"] == name].dropna(axis="columns", how="all")
+        if len(cells):
+            # Beside cells without a seed those of others are read as numbers with a point.
+            whole = cells.astype({"seed": int}) if "seed" in cells else cells
+            finished[name] = whole.reset_index(drop=True)
+    return finished
 
 
 def headline(claims: Iterable[Claim]) -> str:
@@ -144,7 +140,7 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
     if not finished:
         raise DataError(f"{path}: no finished experiments. Run some first.")
     page = Path(page)
-    folder = page.parent / _FOLDER
+    folder = page.parent / "figures"
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
@@ -163,17 +159,18 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
         paragraphs.append(section(paper, f"Citations were checked: {CHECKED[paper]}"))
         for experiment in experiments:
             if experiment.name in finished:
-                picture = f"{_FOLDER}/{experiment.name}.png"
-                _draw(experiment, finished[experiment.name], page.parent / picture)
-                paragraphs.append(
-                    _section(
-                        experiment, claims[experiment.name], finished[experiment.name], picture
-                    )
-                )
+                cells = finished[experiment.name]
+                figure = new_figure(*experiment.size, layout="constrained")
+                experiment.draw(cells, figure)
+                picture = folder / f"{experiment.name}.png"
+                save_figure(figure, picture)
+                paragraphs.append(_section(experiment, claims[experiment.name], cells, picture))
         # What was not tried comes last, so that no paper seems to be covered in full.
-        paragraphs.append(_unreached(paper))
+        if rows := OUT_OF_REACH.get(paper):
+            frame = pandas.DataFrame(rows, columns=pandas.Index(["what", "why", "instead"]))
+            paragraphs += [f"### Out of reach: {paper}", table(frame.set_index("what"))]
     try:
-        page.write_text("\n\n".join(paragraph for paragraph in paragraphs if paragraph) + "\n")
+        page.write_text("\n\n".join(paragraphs) + "\n")
     except OSError as error:
         raise DataError(f"{page}: cannot be written ({error}). Name another page.") from error
     return f"{line}\n\n{summary}"
@@ -208,7 +205,7 @@ def _summary(claims: dict[str, Sequence[Claim]]) -> str:
 
 
 def _section(
-    experiment: Experiment, claims: Sequence[Claim], cells: pandas.DataFrame, picture: str
+    experiment: Experiment, claims: Sequence[Claim], cells: pandas.DataFrame, picture: Path
 ) -> str:
     rows = [
         {
@@ -225,21 +222,7 @@ def _section(
         for claim in claims
         if claim.verdict != "reproduced"
     ]
-    image = f"![{experiment.title}]({picture})"
+    image = f"![{experiment.title}]({picture.parent.name}/{picture.name})"
     time = f"Time: {cells['_seconds'].sum() / 60:.1f} minutes of one core, {len(cells)} cells."
     paragraphs = [f"**{experiment.title}.**", table(frame), *remarks, *doubts, time, image]
     return "\n\n".join([f"### {experiment.name}", *paragraphs])
-
-
-def _unreached(paper: str) -> str:
-    rows = OUT_OF_REACH.get(paper, ())
-    if not rows:
-        return ""
-    frame = pandas.DataFrame(rows, columns=pandas.Index(["what", "why", "instead"]))
-    return f"### Out of reach: {paper}\n\n{table(frame.set_index('what'))}"
-
-
-def _draw(experiment: Experiment, cells: pandas.DataFrame, path: Path) -> None:
-    figure = new_figure(*experiment.size, layout="constrained")
-    experiment.draw(cells, figure)
-    save_figure(figure, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -516,13 +517,10 @@ _combination_claim = partial(Claim, _COMBINATION_SOURCE)
 
 def _combination_cells() -> list[dict[str, Any]]:
     return [
-        {
-            "problem": problem, "seed": seed,
-            "num_points": points, "passes": passes,
-        }
+        {"problem": problem, "seed": seed, "num_points": points, "passes": passes}
         for problem, (points, passes) in _SETTINGS.items()
         for seed in range(20)
-    ]  # fmt: skip
+    ]
 
 
 def run_combination(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -565,12 +563,7 @@ def run_combination(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 def _combination_claims(cells: pandas.DataFrame) -> list[Claim]:
     problems = _problems(cells)
-    return [
-        _concurrent(problems),
-        _compared(problems),
-        _flexible(problems),
-        _prior_weights(problems),
-    ]
+    return [claim(problems) for claim in (_concurrent, _compared, _flexible, _prior_weights)]
 
 
 def _problems(cells: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
@@ -588,9 +581,7 @@ def _concurrent(problems: Mapping[str, pandas.DataFrame]) -> Claim:
         expected, l_ranks = (
             _correlations(cells, "concurrent_mean", score) for score in ("lml", "expected")
         )
-        lml, weights = (
-            array(cells[name_and_cells]).argmax(1) for name_and_cells in ("lml", "concurrent_mean")
-        )
+        lml, weights = (array(cells[score]).argmax(1) for score in ("lml", "concurrent_mean"))
         text = (
             f"{with_error(ranks, 2)} (expected weights {with_error(expected, 2)}, with L instead "
             f"{with_error(l_ranks, 2)}; the same model first on {sum(lml == weights)} of "
@@ -601,10 +592,7 @@ def _concurrent(problems: Mapping[str, pandas.DataFrame]) -> Claim:
     return _combination_claim(
         "Weights learned from draws that are concurrent with the data follow the LML.",
         "the largest weight at the model of most evidence",
-        *listed(
-            (line(*name_and_cells) for name_and_cells in problems.items()),
-            "rank correlation with the LML: ",
-        ),
+        *listed(starmap(line, problems.items()), "rank correlation with the LML: "),
         rule="positive by two standard errors for each problem",
     )
 
@@ -615,8 +603,8 @@ def _compared(problems: Mapping[str, pandas.DataFrame]) -> Claim:
         return f"{name}, {scheme} draws {with_error(gain, 2)}", differs(gain, 1)
 
     lines = (
-        line(*name_and_cells, scheme)
-        for name_and_cells in problems.items()
+        line(name, cells, scheme)
+        for name, cells in problems.items()
         for scheme in ("posterior", "prior")
     )
     return _combination_claim(
@@ -648,7 +636,7 @@ def _flexible(problems: Mapping[str, pandas.DataFrame]) -> Claim:
         "Draws from the posterior give the most flexible model more weight than that of most "
         "evidence.",
         "weight rises with flexibility",
-        *listed((line(*name_and_cells) for name_and_cells in problems.items()), before),
+        *listed(starmap(line, problems.items()), before),
         rule="positive by two standard errors for each problem",
     )
 
@@ -669,10 +657,7 @@ def _prior_weights(problems: Mapping[str, pandas.DataFrame]) -> Claim:
     return _combination_claim(
         "Weights learned from draws of the prior say nothing of the evidence.",
         "no relation",
-        *listed(
-            (line(*name_and_cells) for name_and_cells in problems.items()),
-            "rank correlation with the LML: ",
-        ),
+        *listed(starmap(line, problems.items()), "rank correlation with the LML: "),
         rule="within two standard errors of zero, sampled and in expectation, for each problem",
         doubt="Our rule is stricter than the paper: weights under the prior decay towards zero, "
         "faster for a model whose predictions have a larger variance. This orders them without "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
     array,
+    claims_by,
     differs,
     listed,
     rank_correlations,
@@ -38,20 +40,18 @@ _ARCHITECTURES = (
 _SETTINGS = {"digits": (6, 500, 40), "mnist-test": (3, 1000, 20)}  # seeds, points, epochs
 _BATCH = 50
 _NETWORKS_SOURCE = "Lyle et al. 2020, Section 4.2 and Figure 3"
-_networks_claim = partial(Claim, full_size=False)
+_networks_claim = partial(Claim, full_size=False, doubt="Ours: few small networks on small data.")
+_SUM_AND_WEIGHT = "rank correlation of minus the sum with the weight: "
 
 
 def _networks_cells() -> list[dict[str, Any]]:
+    common = {"architectures": list(_ARCHITECTURES), "lr": 3e-3, "weights_lr": 1e-2}
     return [
-        {
-            "data": data, "seed": seed,
-            "architectures": list(_ARCHITECTURES), "num_train": num_train, "epochs": epochs,
-            "lr": 3e-3, "weights_lr": 1e-2,
-        }
+        common | {"data": data, "seed": seed, "num_train": num_train, "epochs": epochs}
         for data in sorted({"digits", image_source()})
         for seeds, num_train, epochs in [_SETTINGS[data]]
         for seed in range(seeds)
-    ]  # fmt: skip
+    ]
 
 
 def run_networks(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +122,8 @@ def _train(
         What each lost on the way, and the weights.
     """
     speeds = [SumOfTrainingLosses() for _ in networks]
-    optimizers = [torch.optim.Adam(model.parameters(), lr=cell["lr"]) for model in networks]
+    # Adam has a step size for each weight: one optimizer trains them as one each would.
+    optimizer = torch.optim.Adam([p for model in networks for p in model.parameters()], cell["lr"])
     weights = torch.full((len(networks),), 1 / len(networks))
     for epoch in _epochs(len(y), cell):
         for rows in epoch:
@@ -133,11 +134,9 @@ def _train(
                 speed.update(loss, len(rows))
             # Of the sum of all losses each network has the gradient of its own alone.
             loss = cross_entropy(outputs @ weights, y[rows]) if joint else torch.stack(losses).sum()
-            for optimizer in optimizers:
-                optimizer.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            for optimizer in optimizers:
-                optimizer.step()
+            optimizer.step()
             # Weights see the outputs from before the networks' step.
             weights = _weights_step(weights, outputs.detach(), y[rows], cell["weights_lr"])
         for speed in speeds:
@@ -168,14 +167,6 @@ def _epochs(num_points: int, cell: Mapping[str, Any]) -> Iterator[tuple[Tensor, 
         yield torch.randperm(num_points, generator=generator).split(_BATCH)
 
 
-def _networks_claims(cells: pandas.DataFrame) -> list[Claim]:
-    sources = {str(data): some for data, some in cells.groupby("data")}
-    return [
-        _generalization(sources), _weights(sources), _jointly(sources), _trained_after(sources),
-        _final_loss(sources),
-    ]  # fmt: skip
-
-
 def _against(cells: pandas.DataFrame, score: str, other: str) -> NDArray[np.float64]:
     """Rank correlation over architectures, a seed each; of losses the negative."""
     # A lower loss should go with a larger weight or accuracy.
@@ -183,7 +174,7 @@ def _against(cells: pandas.DataFrame, score: str, other: str) -> NDArray[np.floa
     return rank_correlations(sign * array(cells[score]), cells[other])
 
 
-def _generalization(sources: Mapping[str, pandas.DataFrame]) -> Claim:
+def _generalization(cells: pandas.DataFrame) -> Claim:
     def line(data: str, cells: pandas.DataFrame) -> tuple[Any, ...]:
         ranks = [_against(cells, "sum", test) for test in ("accuracy", "log_density")]
         texts = " and ".join(with_error(values, 2) for values in ranks)
@@ -194,14 +185,13 @@ def _generalization(sources: Mapping[str, pandas.DataFrame]) -> Claim:
         f"{_NETWORKS_SOURCE} (middle)",
         "Of networks trained in parallel, those with a lower sum of losses predict better.",
         "sum of training losses and test loss are correlated",
-        *listed((line(*source) for source in sources.items()), before),
+        *listed(starmap(line, cells.groupby("data")), before),
         f"{len(_ARCHITECTURES)} small networks: " + ", ".join(_ARCHITECTURES) + ".",
         rule="both positive by two standard errors, for each data set",
-        doubt="Ours: few small networks on small data.",
     )
 
 
-def _weights(sources: Mapping[str, pandas.DataFrame]) -> Claim:
+def _weights(cells: pandas.DataFrame) -> Claim:
     def line(data: str, cells: pandas.DataFrame) -> tuple[str, bool]:
         ranks, others = (_against(cells, name, "parallel") for name in ("sum", "accuracy"))
         text = f"{with_error(ranks, 2)} (of test accuracy with the weight {with_error(others, 2)})"
@@ -212,16 +202,12 @@ def _weights(sources: Mapping[str, pandas.DataFrame]) -> Claim:
         "In a combination whose networks are trained each by its own loss, those with a lower sum "
         "of training losses get larger weights.",
         "weights and sums are correlated",
-        *listed(
-            (line(*source) for source in sources.items()),
-            "rank correlation of minus the sum with the weight: ",
-        ),
+        *listed(starmap(line, cells.groupby("data")), _SUM_AND_WEIGHT),
         rule="positive by two standard errors for each data set",
-        doubt="Ours: few small networks on small data.",
     )
 
 
-def _jointly(sources: Mapping[str, pandas.DataFrame]) -> Claim:
+def _jointly(cells: pandas.DataFrame) -> Claim:
     def line(data: str, cells: pandas.DataFrame) -> tuple[Any, ...]:
         scores = ("joint_sum", "joint_log_density", "sum")
         joint, test, parallel = (_against(cells, name, "concurrent") for name in scores)
@@ -236,7 +222,7 @@ def _jointly(sources: Mapping[str, pandas.DataFrame]) -> Claim:
         f"{_NETWORKS_SOURCE} (left), concurrent training (Eq. 44)",
         "In a combination trained as a whole, networks that predict better get larger weights.",
         "weights and test losses are correlated",
-        *listed((line(*source) for source in sources.items()), f"{before}its own sum of losses: "),
+        *listed(starmap(line, cells.groupby("data")), f"{before}its own sum of losses: "),
         rule="both positive by two standard errors, for each data set",
         doubt="Ours: few small networks on small data, Adam for the networks and plain descent for "
         "the weights. Tried with each network's own losses along the joint training, and with "
@@ -244,7 +230,7 @@ def _jointly(sources: Mapping[str, pandas.DataFrame]) -> Claim:
     )
 
 
-def _trained_after(sources: Mapping[str, pandas.DataFrame]) -> Claim:
+def _trained_after(cells: pandas.DataFrame) -> Claim:
     def line(data: str, cells: pandas.DataFrame) -> tuple[str, bool]:
         after, final = (_against(cells, name, "after") for name in ("sum", "final"))
         gain = _against(cells, "sum", "parallel") - after
@@ -258,27 +244,22 @@ def _trained_after(sources: Mapping[str, pandas.DataFrame]) -> Claim:
         "beside Lyle et al. 2020, Section 4.2",
         "Weights trained after the networks follow the sum of training losses less.",
         "no figure",
-        *listed(
-            (line(*source) for source in sources.items()),
-            "rank correlation of minus the sum with the weight: ",
-        ),
+        *listed(starmap(line, cells.groupby("data")), _SUM_AND_WEIGHT),
         "The paper shows it for linear models.",
         rule="gain positive by two standard errors for each data set",
-        doubt="Ours: few small networks on small data.",
         question=True,
     )
 
 
-def _final_loss(sources: Mapping[str, pandas.DataFrame]) -> Claim:
+def _final_loss(cells: pandas.DataFrame) -> Claim:
     def line(data: str, cells: pandas.DataFrame, test: str) -> tuple[str, bool]:
         final = _against(cells, "final", test)
         gain = _against(cells, "sum", test) - final
         text = f"{with_error(final, 2)}, gain by the sum {with_error(gain, 2)}"
         return f"{data}, test {test.replace('_', ' ')}: {text}", differs(gain, 1)
 
-    lines = (
-        line(*source, test) for source in sources.items() for test in ("accuracy", "log_density")
-    )
+    tests = ("accuracy", "log_density")
+    lines = (line(data, some, test) for data, some in cells.groupby("data") for test in tests)
     return _networks_claim(
         "beside Lyle et al. 2020, Section 4.2",
         "The training loss at the end says less than the sum.",
@@ -292,38 +273,31 @@ def _final_loss(sources: Mapping[str, pandas.DataFrame]) -> Claim:
 
 
 def _draw_networks(cells: pandas.DataFrame, figure: Figure) -> None:
-    names = list(cells["data"].unique())
-    for index, row in enumerate(figure.subplots(len(names), 4, squeeze=False)):
-        some = cells[cells["data"] == names[index]]
-        _scatter(row[0], some, "accuracy", f"test accuracy ({names[index]})")
+    groups = list(cells.groupby("data", sort=False))
+    rows = figure.subplots(len(groups), 4, squeeze=False)
+    for row, (data, some) in zip(rows, groups, strict=True):
+        _scatter(row[0], some, "accuracy", f"test accuracy ({data})")
         _scatter(row[1], some, "parallel", "weight, parallel training")
         _scatter(row[2], some, "concurrent", "weight, concurrent", "joint_sum")
-        _draw_curves(row[3], some)
+        curves = array(some["curves"]).mean(0)
+        row[3].semilogy(range(1, curves.shape[1] + 1), curves.T)
+        row[3].set(xlabel="epoch", ylabel="training loss, nats a point")
     figure.axes[0].legend(fontsize=6)
 
 
 def _scatter(
     axes: Axes, cells: pandas.DataFrame, score: str, label: str, losses: str = "sum"
 ) -> None:
-    for index, name in enumerate(cells["architectures"].iloc[0]):
-        axes.plot(
-            [values[index] for values in cells[losses]],
-            [values[index] for values in cells[score]],
-            ".", color=f"C{index}", label=name,
-        )  # fmt: skip
+    """A point for each seed, a colour for each architecture."""
+    axes.plot(array(cells[losses]), array(cells[score]), ".", label=cells["architectures"].iloc[0])
     axes.set(xlabel="sum of training losses, nats", ylabel=label, xscale="log")
-
-
-def _draw_curves(axes: Axes, cells: pandas.DataFrame) -> None:
-    curves = array(cells["curves"]).mean(0)
-    for index, curve in enumerate(curves):
-        axes.semilogy(range(1, len(curve) + 1), curve, color=f"C{index}")
-    axes.set(xlabel="epoch", ylabel="training loss, nats a point")
 
 
 NETWORKS = Experiment(
     "training-speed-networks", "Networks: sums of training losses and weights of a combination",
-    _networks_cells, run_networks, _networks_claims, _draw_networks, size=(14.0, 5.6),
+    _networks_cells, run_networks,
+    claims_by(_generalization, _weights, _jointly, _trained_after, _final_loss), _draw_networks,
+    size=(14.0, 5.6),
 )  # fmt: skip
 """Lyle et al. (2020), Section 4.2 and Figure 3."""
 
@@ -339,14 +313,11 @@ def _subnetworks_cells() -> list[dict[str, Any]]:
     if has_files(_FASHION):
         sources[_FASHION] = 700  # of 900
     return [
-        {
-            "data": data, "seed": seed, "lr": rate,
-            "num_train": num_train, "epochs": 20,
-        }
+        {"data": data, "seed": seed, "lr": rate, "num_train": num_train, "epochs": 20}
         for data, num_train in sorted(sources.items())
         for rate in _RATES
         for seed in range(10)
-    ]  # fmt: skip
+    ]
 
 
 def run_subnetworks(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -432,7 +403,7 @@ def _subnetworks_claims(cells: pandas.DataFrame) -> list[Claim]:
                     "Descent gives larger weights to those subnetworks of a network whose sum of "
                     "training losses is lower.",
                     "weights and sums are correlated",
-                    *listed(lines, "rank correlation of minus the sum with the weight: "),
+                    *listed(lines, _SUM_AND_WEIGHT),
                     "The network is of the paper's size, 200-200-10 in groups of ten, with ten "
                     "seeds; there are fewer images: 1000 digits, 700 of Fashion-MNIST. Growth is "
                     "the weight at the end less that at the start.",
