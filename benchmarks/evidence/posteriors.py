@@ -54,9 +54,8 @@ class Digits:
     def split(self, share: float) -> tuple[Pair, Pair, Pair]:
         """A share of the training images, validation images, and test images."""
         test, validation = len(self.x) - self.test, len(self.x) - self.test - self.validation
-        first = slice(round(share * self.train))
-        rows = (first, slice(validation, test), slice(test, None))
-        return tuple((self.x[rows], self.y[rows]) for rows in rows)  # pyright: ignore
+        spans = slice(round(share * self.train)), slice(validation, test), slice(test, None)
+        return tuple((self.x[rows], self.y[rows]) for rows in spans)
 
 
 def _scaled(images: Tensor) -> Tensor:
@@ -113,13 +112,6 @@ def trained(width: int, train: Pair, classes: int, epochs: int, seed: int) -> nn
     return model.eval()
 
 
-def _auroc(inside: Tensor, outside: Tensor) -> float:
-    """How often the largest probability is larger at a point of the classes than at another."""
-    # By the largest probability: a network says by it how sure it is.
-    confidence = torch.cat([inside, outside]).max(-1).values
-    return float(roc_auc_score([True] * len(inside) + [False] * len(outside), confidence))
-
-
 def compare_posteriors(
     data: str, width: int, share: float, epochs: int, seed: int, members: int = _MEMBERS
 ) -> Iterator[tuple[str, dict[str, float]]]:
@@ -132,21 +124,22 @@ def compare_posteriors(
     train, validation, test = digits.split(share)
     loader = DataLoader(TensorDataset(*train), batch_size=100)
 
+    def drawn_error(probabilities: Tensor) -> float:
+        return expected_calibration_error(probabilities, probabilities.multinomial(1)[:, 0])
+
+    def auroc(inside: Tensor, outside: Tensor) -> float:
+        # By the largest probability: a network says by it how sure it is.
+        confidence = torch.cat([inside, outside]).max(-1).values
+        return float(roc_auc_score([True] * len(inside) + [False] * len(outside), confidence))
+
     def scores(predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
         inside, labels = predict(test[0]), test[1]
         return {
             "accuracy": float((inside.argmax(-1) == labels).double().mean()),
             "log loss": -float(inside[torch.arange(len(labels)), labels].double().log().mean()),
             "calibration error": expected_calibration_error(inside, labels),
-            "expected error": float(
-                np.mean(
-                    [
-                        expected_calibration_error(inside, torch.multinomial(inside, 1)[:, 0])
-                        for _ in range(_LABELS)
-                    ]
-                )
-            ),
-        } | {f"AUROC, {name}": _auroc(inside, predict(x)) for name, x in digits.others.items()}
+            "expected error": float(np.mean([drawn_error(inside) for _ in range(_LABELS)])),
+        } | {f"AUROC, {name}": auroc(inside, predict(x)) for name, x in digits.others.items()}
 
     models = [
         trained(width, train, digits.classes, epochs, seed + 1000 * member)
@@ -163,7 +156,11 @@ def compare_posteriors(
             by = "validation" if chosen is not None else "evidence"
             yield f"{weights} weights, by {by}", scores(_probabilities(posterior, "closed"))
     if members > 1:
-        yield f"ensemble of {members}", scores(_mean_of(models))
+        with torch.no_grad():
+            yield (
+                f"ensemble of {members}",
+                scores(lambda x: torch.stack([model(x).softmax(-1) for model in models]).mean(0)),
+            )
     # The package is optional: its rows are left out where it is not installed.
     if importlib.util.find_spec("laplace") is not None:
         with warnings.catch_warnings():
@@ -176,14 +173,6 @@ def compare_posteriors(
 
 def _probabilities(posterior: Laplace, method: Any) -> Callable[[Tensor], Tensor]:
     return lambda x: posterior.predict(x, method, progress=False).probs
-
-
-def _mean_of(models: list[nn.Sequential]) -> Callable[[Tensor], Tensor]:
-    @torch.no_grad()
-    def predict(x: Tensor) -> Tensor:
-        return torch.stack([model(x).softmax(-1) for model in models]).mean(0)
-
-    return predict
 
 
 def _laplace_torch_predictions(

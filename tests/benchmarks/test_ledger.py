@@ -12,14 +12,9 @@ import torch
 from benchmarks._figures import new_figure, save_figure
 from benchmarks.evidence.ledger import uci_networks
 from benchmarks.evidence.ledger.claims import differs, graded, listed, mean_and_error, with_error
-from benchmarks.evidence.ledger.elbo import (
-    _Run,
-    drawn_features,
-    learned_bound,
-    published_run,
-    sine,
-)
+from benchmarks.evidence.ledger.elbo import _Run, drawn_features, learned_bound, published_run, sine
 from benchmarks.evidence.ledger.page import EXPERIMENTS, chosen_experiments
+from benchmarks.runner.code import code_version
 from gpclml.errors import UnknownNameError
 
 SMALL = {
@@ -83,9 +78,11 @@ def test_an_experiment_end_to_end(name, tmp_path, monkeypatch):
     np.testing.assert_equal(without_times(rows[0]), without_times(again))  # the seed is all
     claims = experiment.claims(pandas.DataFrame(rows))
     assert claims
-    assert all("nan" not in claim.ours for claim in claims)
-    assert all(claim.source and claim.statement and claim.published for claim in claims)
-    assert all(claim.rule for claim in claims)
+    for claim in claims:
+        assert all((claim.source, claim.statement, claim.published, claim.rule))
+        assert "nan" not in claim.ours
+    assert "benchmarks.evidence.ledger.claims" not in experiment.modules
+    code_version(experiment.run, experiment.modules)  # all are found
     figure = new_figure(*experiment.size, layout="constrained")
     experiment.draw(pandas.DataFrame(rows), figure)
     save_figure(figure, tmp_path / "a.png")

@@ -39,9 +39,8 @@ def test_features_are_prefixes_with_the_informative_first():
 
 
 def test_the_gap_of_the_expected_sum_is_the_sum_of_divergences():
-    cell = training_speed_linear.LINEAR.cells()[0] | {
-        "num_points": 12, "repeats": 2, "steps": 3,
-    }  # fmt: skip
+    small = {"num_points": 12, "repeats": 2, "steps": 3}
+    cell = training_speed_linear.LINEAR.cells()[0] | small
     row = training_speed_linear.run_linear(cell)
     models = linear_models(cell["problem"], cell["seed"], 12)
     for index, model in enumerate(models.values()):

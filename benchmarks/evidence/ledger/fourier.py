@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
@@ -275,18 +274,12 @@ def _draw_fourier(cells: pandas.DataFrame, figure: Figure) -> None:
     sums.plot(n, row["gain"], color="C1")
     sums.axhline(0, color="gray", linewidth=0.8)
     sums.set(xlabel="n", ylabel="LML of M9 minus that of M3, nats")
-    _bars(bars, row)
-
-
-def _bars(axes: Axes, row: pandas.Series) -> None:
-    lml = [row[f"{name}_lml"] for name in _MODELS]
-    clml = [row[f"{name}_clml"] for name in _MODELS]
-    positions = range(len(_MODELS))
-    axes.bar([position - 0.2 for position in positions], lml, 0.4, label="LML")
-    axes.bar([position + 0.2 for position in positions], clml, 0.4, label="CLML, m = 85")
-    axes.set_xticks(list(positions), list(_MODELS))
-    axes.set(ylabel="nats, n = 100", ylim=(0, 78))
-    axes.legend(loc="upper center", ncols=2, fontsize=7)
+    for shift, score, label in ((-0.2, "lml", "LML"), (0.2, "clml", "CLML, m = 85")):
+        heights = [row[f"{name}_{score}"] for name in _MODELS]
+        bars.bar(shift + np.arange(len(heights)), heights, 0.4, label=label)
+    bars.set_xticks(range(len(_MODELS)), list(_MODELS))
+    bars.set(ylabel="nats, n = 100", ylim=(0, 78))
+    bars.legend(loc="upper center", ncols=2, fontsize=7)
 
 
 FOURIER = Experiment(

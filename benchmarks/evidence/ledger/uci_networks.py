@@ -48,24 +48,21 @@ PUBLISHED: Mapping[str, tuple[tuple[float, float], ...]] = {
 _COLUMNS = ("CV, mode", "CV, Laplace", "full", "ef", "kronecker", "diagonal")
 _SPLITS, _SOURCE = 10, "Immer et al. 2021, Table 1"
 _claim = partial(Claim, _SOURCE)
-_BATCHES = {"naval": 2048}
+_BATCHES = {"naval": {"batch_size": 2048}}
 """Points of a step, where 10,000 steps on all points end before the training error has fallen."""
+_TRAIN = ("train_x", "train_y")
 _DELTAS = tuple(10.0**power for power in range(-2, 3))  # of cross-validation
 
 
 def _cells() -> list[dict[str, Any]]:
     names = list(PUBLISHED)  # small ones first
     common = {"splits": _SPLITS, "epochs": 10000}
-    chosen = [
-        (data, method)
+    return [
+        common | {"data": data, "method": method} | _BATCHES.get(data, {})
         for several in (names[:5], names[5:])
         for methods in (("kronecker", "full"), ("cv",), ("ef",), ("diagonal",))
         for data in several
         for method in methods
-    ]
-    batches = {data: {"batch_size": size} for data, size in _BATCHES.items()}
-    return [
-        common | {"data": data, "method": method} | batches.get(data, {}) for data, method in chosen
     ]
 
 
@@ -92,10 +89,15 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         their variance, and ``evidence`` of training points.
     """
     splits = [_split(cell["data"], k) for k in range(cell["splits"])]
-    method = cell["method"]
-    train = _validated if method == "cv" else _online
-    trained = train(splits, method, cell["epochs"], cell.get("batch_size"))
-    results = [_scores(*result) for result in zip(splits, trained, strict=True)]
+    steps = cell["epochs"], cell.get("batch_size")
+    if cell["method"] == "cv":
+        trained = _validated(splits, *steps)
+    else:
+        networks = _stack(splits, *steps)
+        n = networks.x.shape[1]
+        trained = [objective(network, n, cell["method"]) for network in networks.single]
+        train_online(networks, trained)
+    results = list(map(_scores, splits, trained))
     return {name: [result[name] for result in results] for name in results[0]}
 
 
@@ -104,78 +106,53 @@ def _split(name: str, k: int) -> dict[str, Any]:
     data = load(name)
     # The set that ships with scikit-learn has no published splits.
     rows = split(data.num_data, k) if name == EMBEDDED else load_published_split(name, k)
-    x, y = data.inputs[rows.train], data.targets[rows.train]
-    x_scale, y_scale = Standardizer.fit(x, dim=0), Standardizer.fit(y, dim=0)
-    points = {
-        f"{kind}_{axis}": scale.transform(values[which]).double()
-        for kind, which in (("train", rows.train), ("test", rows.test))
-        for axis, scale, values in (("x", x_scale, data.inputs), ("y", y_scale, data.targets))
-    }
-    return {**points, "unit": float(y_scale.scale), "seed": k}
-
-
-def _online(
-    splits: list[dict[str, Any]], method: str, epochs: int, batch_size: int | None
-) -> list[Any]:
-    """An objective for each split, trained online."""
-    networks = _stack(splits, epochs, batch_size)
-    mlls = [objective(network, networks.x.shape[1], method) for network in networks.single]
-    train_online(networks, mlls)
-    return mlls
+    x_scale = Standardizer.fit(data.inputs[rows.train], dim=0)
+    y_scale = Standardizer.fit(data.targets[rows.train], dim=0)
+    x = x_scale.transform(data.inputs).double()
+    y = y_scale.transform(data.targets).double()
+    return {
+        "train_x": x[rows.train], "train_y": y[rows.train], "test_x": x[rows.test],
+        "test_y": y[rows.test], "unit": float(y_scale.scale), "seed": k,
+    }  # fmt: skip
 
 
 def _stack(splits: list[dict[str, Any]], epochs: int, batch_size: int | None) -> Networks:
-    x, y = (torch.stack([split_data[f"train_{axis}"] for split_data in splits]) for axis in "xy")
-    return Networks(
-        [split_data["seed"] for split_data in splits], x, y, epochs, batch_size=batch_size
-    )
+    x, y = (torch.stack([split_data[name] for split_data in splits]) for name in _TRAIN)
+    seeds = [split_data["seed"] for split_data in splits]
+    return Networks(seeds, x, y, epochs, batch_size=batch_size)
 
 
-def _validated(
-    splits: list[dict[str, Any]], _: str, epochs: int, batch_size: int | None
-) -> list[Any]:
+def _validated(splits: list[dict[str, Any]], *steps: Any) -> list[Any]:
     """Objectives for each split by the best precision for modes, and for the posterior."""
     held = len(splits[0]["train_y"]) // 10
     inner = []
     for split_data in splits:
-        order = torch.randperm(
-            len(split_data["train_y"]), generator=torch.Generator().manual_seed(split_data["seed"])
-        )
-        points = {
-            f"{name}_{axis}": split_data[f"train_{axis}"][rows]
-            for name, rows in (("train", order[held:]), ("test", order[:held]))
-            for axis in "xy"
-        }
+        generator = torch.Generator().manual_seed(split_data["seed"])
+        order = torch.randperm(len(split_data["train_y"]), generator=generator)
+        x, y = (split_data[name][order] for name in _TRAIN)
+        points = {"train_x": x[held:], "train_y": y[held:], "test_x": x[:held], "test_y": y[:held]}
         # One stack trains every precision of every split.
         inner += [split_data | points] * len(_DELTAS)
-    mlls = _trained_at(inner, [*_DELTAS] * len(splits), epochs, batch_size)
-    scores = [_scores(split_data, mll) for split_data, mll in zip(inner, mlls, strict=True)]
-    table = {
-        name: np.array([score[name] for score in scores]).reshape(len(splits), -1)
-        for name in ("error", "nll_laplace")
-    }
-    choices = {name: values.argmin(1) for name, values in table.items()}
+    mlls = _trained_at(inner, [*_DELTAS] * len(splits), *steps)
+    scores = pandas.DataFrame(map(_scores, inner, mlls))
+
+    def best(score: str) -> tuple[list[float], list[float]]:
+        values = scores[score].to_numpy().reshape(len(splits), -1)
+        return [_DELTAS[index] for index in values.argmin(1)], values.min(1).tolist()
+
     # Modes choose by their error, posteriors by their density.
-    deltas = {name: [_DELTAS[index] for index in some] for name, some in choices.items()}
-    noise = table["error"].min(1).tolist()  # what a mode errs by on points that it has not seen
-    return list(
-        zip(
-            _trained_at(splits, deltas["error"], epochs, batch_size, noise),
-            _trained_at(splits, deltas["nll_laplace"], epochs, batch_size),
-            strict=True,
-        )
-    )
+    deltas, errors = best("error")
+    # The noise of a mode is what it errs by on points that it has not seen.
+    modes = _trained_at(splits, deltas, *steps, noise=errors)
+    posteriors = _trained_at(splits, best("nll_laplace")[0], *steps)
+    return list(zip(modes, posteriors, strict=True))
 
 
 def _trained_at(
-    splits: list[dict[str, Any]],
-    deltas: list[float],
-    epochs: int,
-    batch_size: int | None,
-    noise: list[float] | None = None,
+    splits: list[dict[str, Any]], deltas: list[float], *steps: Any, noise: Any = None
 ) -> list[Any]:
     """Trained objectives whose noise is given, or is the error in training."""
-    networks = _stack(splits, epochs, batch_size)
+    networks = _stack(splits, *steps)
     trained = train_fixed(networks, deltas)
     return [
         objective(network, networks.x.shape[1], "full", "network", *others)
@@ -212,18 +189,16 @@ def _scores(split_data: dict[str, Any], trained: Any) -> dict[str, float]:
 
 def _columns(cells: pandas.DataFrame) -> dict[str, dict[str, np.ndarray]]:
     """Test NLLs over splits by data set and column of the paper's table."""
-    columns: dict[str, dict[str, np.ndarray]] = {}
+    tables: dict[str, dict[str, np.ndarray]] = {}
     for _, row in cells.iterrows():
-        data_columns = columns.setdefault(row["data"], {})
+        columns = tables.setdefault(row["data"], {})
         if row["method"] == "cv":
-            data_columns["CV, mode"] = np.array(row["nll_map"])
-            data_columns["CV, Laplace"] = np.array(row["nll_laplace"])
+            columns["CV, mode"] = np.array(row["nll_map"])
+            columns["CV, Laplace"] = np.array(row["nll_laplace"])
         else:
             # Online NLLs are of the mode with the learned noise.
-            data_columns[row["method"]] = np.array(row["nll_map"])
-    return {
-        data: columns[data] for data in dict.fromkeys([*PUBLISHED, *columns]) if data in columns
-    }
+            columns[row["method"]] = np.array(row["nll_map"])
+    return {data: tables[data] for data in dict.fromkeys([*PUBLISHED, *tables]) if data in tables}
 
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
@@ -320,17 +295,14 @@ def _better(tables: dict[str, dict[str, np.ndarray]]) -> list[Claim]:
 
 
 def _diagonal(tables: dict[str, dict[str, np.ndarray]]) -> list[Claim]:
-    gaps = {
-        method: {
-            data: columns["diagonal"] - columns[method]
+    kfac_lines, full_lines = (
+        [
+            (f"{data} {with_error(gap, 2, '+')}", differs(gap, 1))
             for data, columns in tables.items()
             if {"diagonal", method} <= set(columns)
-        }
+            for gap in [columns["diagonal"] - columns[method]]
+        ]
         for method in ("kronecker", "full")
-    }
-    kfac_lines, full_lines = (
-        [(f"{data} {with_error(gap, 2, '+')}", differs(gap, 1)) for data, gap in some.items()]
-        for some in gaps.values()
     )
     if not kfac_lines:
         return []
