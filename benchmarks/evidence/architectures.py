@@ -5,10 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
-from gpytorch.likelihoods import Likelihood
 
 from benchmarks.evidence.training import (
     CLASSES,
@@ -69,14 +68,15 @@ def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
         density and calibration error; of the mode also at its training points (``_train``).
     """
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
-    part = _scores_of_a_part(data, cell)
+    held_out = _held_out_scores(data, cell)
+    # Scores need held-out points, the evidence none: it is of networks trained on all points.
     whole, ensemble = _trained_ensemble(data.train_x, data.train_y, cell)
     return {
-        **{name: value for name, value in part.items() if not name.startswith("_")},
+        **{name: value for name, value in held_out.items() if not name.startswith("_")},
         **_evidences(whole, data, cell["precision"]),
-        **_test_scores(whole, ensemble, data, part, cell),
+        **_test_scores(whole, ensemble, data, held_out, cell),
         **_online_scores(data, cell),
-        "parameters": float(sum(p.numel() for p in _network(whole).parameters())),
+        "parameters": float(sum(p.numel() for p in whole.model.network.parameters())),
     }
 
 
@@ -92,7 +92,8 @@ def _trained_ensemble(
         trained(_started(cell, x, seed), x, y, cell["precision"], cell["epochs"], seed, cell["lr"])
         for seed in seeds
     ]
-    weights = torch.func.stack_module_state([_network(member) for member in members])[0]
+    # One tensor a parameter, members along its first axis, as draws of a posterior are.
+    weights = torch.func.stack_module_state([member.model.network for member in members])[0]
     return members[0], {name: draws.detach() for name, draws in weights.items()}
 
 
@@ -100,7 +101,7 @@ def _started(cell: Mapping[str, Any], x: torch.Tensor, seed: int) -> torch.nn.Mo
     """A network for images; its convolutions are up to twice as fast with channels last."""
     channels, size = x.shape[1:3]
     start = network(cell["architecture"], channels, size, CLASSES, seed).to(x.device)
-    return cast(Any, start).to(memory_format=torch.channels_last)
+    return start.to(memory_format=torch.channels_last)
 
 
 def _averaged(
@@ -110,44 +111,43 @@ def _averaged(
     return {"sgld": draws, "ensemble": ensemble} if members > 1 else {"sgld": draws}
 
 
-def _network(mll: LaplaceMarginalLogLikelihood) -> torch.nn.Module:
-    return cast(torch.nn.Module, cast(Any, mll.model).network)
-
-
-def _scores_of_a_part(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
+def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
     x, y = data.train_x, data.train_y
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(cell["seed"]))
+    # 80 % to train on, 5 % to scale the posterior by, 15 % to score.
     first, second = round(0.8 * len(x)), round(0.05 * len(x))
     split = order.to(x.device).split([first, second, len(x) - first - second])
     (seen, seen_y), scaling, held_out = ((x[rows], y[rows]) for rows in split)
     mll, ensemble = _trained_ensemble(seen, seen_y, cell)
-    start = _network(mll)
-    at_held_out = outputs_at(start, held_out[0])
-    validation = predictive_scores(mll, at_held_out.unsqueeze(0), held_out[1], "held_out")
+    start = mll.model.network
+    held_out_outputs = outputs_at(start, held_out[0])
+    validation = predictive_scores(mll, held_out_outputs.unsqueeze(0), held_out[1], "held_out")
+    # The temperature is fitted to all points that the network has not seen.
     every = outputs_at(start, torch.cat([scaling[0], held_out[0]]))
     evidence = evidence_of_all(mll, seen, seen_y)
     weights = evidence.sample_weights(_DRAWS)
     with warnings.catch_warnings():  # the number of effective draws is in the results
         warnings.filterwarnings("ignore", ".* draws have nearly all the weight")
-        found = estimate_conditional_log_density(
-            cast(Likelihood, mll.likelihood), partial(linearized_outputs, start),
+        estimate = estimate_conditional_log_density(
+            mll.likelihood, partial(linearized_outputs, start),
             weights, held_out, scaling=scaling, center=_mode(start), scale_by="accuracy",
         )  # fmt: skip
-    clml = laplace_conditional_log_density(evidence, held_out, scale=found.scale)
+    # At the scale that the draws were given, so that both are of one posterior.
+    clml = laplace_conditional_log_density(evidence, held_out, scale=estimate.scale)
     draws = sample_sgld(mll, seen, seen_y, seed=cell["seed"], progress=False, **_SGLD)
-    by_draws: dict[str, float] = {}
+    sampled_clml: dict[str, float] = {}
     for name, some in _averaged(draws, ensemble, cell["members"]).items():
         outputs = sampled_outputs(start, some, held_out[0])
-        joint = joint_log_density(cast(Likelihood, mll.likelihood), outputs, held_out[1])
-        by_draws[f"clml_{name}"] = joint.value / found.num_held_out
+        joint = joint_log_density(mll.likelihood, outputs, held_out[1])
+        sampled_clml[f"clml_{name}"] = joint.value / estimate.num_held_out
     return {
-        **by_draws,
-        "clml": clml / found.num_held_out,
-        "clml_sampled": found.joint.value / found.num_held_out,
-        "clml_draws": found.joint.effective_draws,
-        "clml_marginal": found.marginal,
-        "posterior_scale": found.scale,
-        "posterior_at_edge": float(found.scale_at_edge),
+        **sampled_clml,
+        "clml": clml / estimate.num_held_out,
+        "clml_sampled": estimate.joint.value / estimate.num_held_out,
+        "clml_draws": estimate.joint.effective_draws,
+        "clml_marginal": estimate.marginal,
+        "posterior_scale": estimate.scale,
+        "posterior_at_edge": float(estimate.scale_at_edge),
         "validation": validation["log_density_held_out"],
         "_temperature": fit_temperature(every, torch.cat([scaling[1], held_out[1]])),
     }
@@ -161,13 +161,14 @@ def _evidences(
     mll: LaplaceMarginalLogLikelihood, data: Images, precision: float
 ) -> dict[str, float]:
     x, y = data.train_x, data.train_y
-    found: dict[str, float] = {}
+    evidences: dict[str, float] = {}
     for by in ("network", "layer"):
-        fitted = objective(_network(mll), len(x), precision, by)
+        fitted = objective(mll.model.network, len(x), precision, by)
         fit = fit_hyperparameters(fitted, x, y, steps=100, batch_size=500, progress=False)
-        found["lml"] = fit.history[0]
-        found["lml_global" if by == "network" else "lml_layer"] = fit.objective
-    return found
+        # Before the first step precisions are those of training, whatever their groups.
+        evidences["lml"] = fit.history[0]
+        evidences["lml_global" if by == "network" else "lml_layer"] = fit.objective
+    return evidences
 
 
 def _online_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
@@ -187,26 +188,28 @@ def _test_scores(
     mll: LaplaceMarginalLogLikelihood,
     ensemble: Mapping[str, torch.Tensor],
     data: Images,
-    part: Mapping[str, float],
+    held_out: Mapping[str, float],
     cell: Mapping[str, Any],
 ) -> dict[str, float]:
-    model = _network(mll)
+    model = mll.model.network
     weights = evidence_of_all(mll, data.train_x, data.train_y).sample_weights(_TEST_DRAWS)
-    weights = rescaled(weights, part["posterior_scale"], _mode(model))
+    # The Laplace posterior as the held-out points have scaled it.
+    weights = rescaled(weights, held_out["posterior_scale"], _mode(model))
     outputs = {
         "map": outputs_at(model, data.test_x).unsqueeze(0),
         "bma": linearized_outputs(model, weights, [(data.test_x,)]),
     }
-    at_train = outputs_at(model, data.train_x).unsqueeze(0)
-    scores = dict(predictive_scores(mll, at_train, data.train_y, "train"))
-    for label, at_test in outputs.items():
-        scores |= predictive_scores(mll, at_test, data.test_y, label)
-        tempered = at_test / part["_temperature"]
+    train_outputs = outputs_at(model, data.train_x).unsqueeze(0)
+    scores = dict(predictive_scores(mll, train_outputs, data.train_y, "train"))
+    for label, test_outputs in outputs.items():
+        scores |= predictive_scores(mll, test_outputs, data.test_y, label)
+        # A temperature changes probabilities, but not which class is largest for one network.
+        tempered = test_outputs / held_out["_temperature"]
         scores |= predictive_scores(mll, tempered, data.test_y, f"{label}_tempered")
     draws = sample_sgld(mll, data.train_x, data.train_y, seed=cell["seed"], progress=False, **_SGLD)
     for label, some in _averaged(draws, ensemble, cell["members"]).items():
-        at_test = sampled_outputs(model, some, data.test_x)
-        scores |= predictive_scores(mll, at_test, data.test_y, label)
+        test_outputs = sampled_outputs(model, some, data.test_x)
+        scores |= predictive_scores(mll, test_outputs, data.test_y, label)
     return scores
 
 
@@ -234,15 +237,17 @@ def run_size(cell: Mapping[str, Any]) -> dict[str, float]:
     n = cell["num_train"]
     x, y = data.train_x[:n], data.train_y[:n]
     start = _started(cell, x, cell["seed"])
+    # As many steps with few points as with many.
     epochs = max(1, cell["steps"] * 100 // max(n, 100))
     mll = trained(start, x, y, cell["precision"], epochs, cell["seed"], cell["lr"])
     ahead = slice(n, 2 * n)
     next_x, next_y = data.train_x[ahead], data.train_y[ahead]
     following = {}
+    # The last size has no next n points.
     if len(next_y) == n:
-        at_next = outputs_at(start, next_x).unsqueeze(0)
-        found = predictive_scores(mll, at_next, next_y, "next")
-        following = {"next_log_density": found["log_density_next"]}
+        next_outputs = outputs_at(start, next_x).unsqueeze(0)
+        next_scores = predictive_scores(mll, next_outputs, next_y, "next")
+        following = {"next_log_density": next_scores["log_density_next"]}
     fitted = objective(start, n, cell["precision"], "layer")
     outputs = outputs_at(start, data.test_x).unsqueeze(0)
     return {

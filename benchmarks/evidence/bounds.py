@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
 
@@ -66,22 +66,24 @@ def run_estimator(cell: Mapping[str, Any]) -> dict[str, float]:
     trained(start, x, y, cell["precision"], cell["epochs"], cell["seed"])
     mll = objective(
         start, len(x), cell["precision"], "layer", STRUCTURES[cell["structure"]],
-        hessian=cast(Literal["ggn", "ef"], cell["hessian"]),
-        outputs=cast(Literal["all", "single", "column"], cell["outputs"]), seed=cell["seed"],
+        hessian=cell["hessian"],
+        outputs=cell["outputs"], seed=cell["seed"],
     )  # fmt: skip
     generator = torch.Generator().manual_seed(cell["seed"])
+    # No batch size means one batch with all points.
     size = cell["batch_size"] or len(x)
     if cell["partition"] == "class":
         batches = partition_by_class(y, size, generator)
     else:
         batches = partition_at_random(len(x), size, generator)
-    found = [_estimate(mll, x[rows], y[rows]) for rows in batches[:_MOST_BATCHES]]
-    values = torch.tensor([value for value, _ in found], dtype=torch.float64)
+    estimates = [_estimate(mll, x[rows], y[rows]) for rows in batches[:_MOST_BATCHES]]
+    values = torch.tensor([value for value, _ in estimates], dtype=torch.float64)
     weights = torch.tensor([float(len(rows)) for rows in batches[:_MOST_BATCHES]]).double()
     return {
+        # Batches of a class differ in size: larger ones count for more.
         "evidence": float((weights * values).sum() / weights.sum()),
         "evidence_spread": float(values.std()) if len(values) > 1 else 0.0,
-        "seconds_each": min(seconds for _, seconds in found),
+        "seconds_each": min(seconds for _, seconds in estimates),
         "parameters": float(sum(p.numel() for p in start.parameters())),
     }
 
@@ -89,7 +91,7 @@ def run_estimator(cell: Mapping[str, Any]) -> dict[str, float]:
 def _estimate(
     mll: LaplaceMarginalLogLikelihood, x: torch.Tensor, y: torch.Tensor
 ) -> tuple[float, float]:
-    model = cast(Any, mll.model)
+    model = mll.model
     start = time.perf_counter()
     value = mll.evidence_of(x, y)()
     torch.autograd.grad(value, model.prior.log_precision)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from gpytorch.models import ExactGP
@@ -57,7 +57,7 @@ def model_predictions(
     Returns:
         Predictions in the order of the data, without missing targets, in float64.
     """
-    target = cast(Tensor, models[0].train_targets).double()
+    target = models[0].train_targets.double()
     order = torch.arange(len(target), device=target.device)
     predicted = []
     for model in models:
@@ -74,6 +74,7 @@ def model_predictions(
             errors, variances = prefixes.errors[0], prefixes.variances[0]
         predicted.append((errors.double(), variances.double()))
     errors, variances = (torch.stack(columns, -1) for columns in zip(*predicted, strict=True))
+    # Missing targets have no prediction error to learn weights from.
     observed = ~target.isnan()
     means = target.unsqueeze(-1) - errors
     return ModelPredictions(means[observed], variances[observed].clamp_min(0.0), target[observed])
@@ -132,10 +133,7 @@ def sampled_weights(
 
 
 def _descend(
-    predictions: ModelPredictions,
-    passes: int,
-    step: Callable[..., Tensor],
-    runs: tuple[int, ...],
+    predictions: ModelPredictions, passes: int, step: Callable[..., Tensor], runs: tuple[int, ...]
 ) -> Tensor:
     """Weights after steps at each point in turn, by its means, variances and target."""
     columns = predictions.means, predictions.variances, predictions.target

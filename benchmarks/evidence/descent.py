@@ -69,14 +69,15 @@ def training_speed_by_descent(
     noise = noise.double()
     starts, targets = model.draws(num_samples * repeats, seed)
     weights, deviations = starts, []
+    # Each point is predicted before the draws are trained on it.
     for i, (row, value) in enumerate(zip(model.features, model.target, strict=True)):
         if i:
             weights = model.descended(weights, starts, targets[:, :i], steps)
         deviations.append(value - weights @ row)
     deviations = (torch.stack(deviations, dim=-1) * noise.sqrt()).double()
     groups = deviations.reshape(repeats, num_samples, len(target))
-    _, *of_groups = sampled_terms(groups, noise)
-    multi_sample, gaussian = (mean_estimate(terms.sum(-1)) for terms in of_groups)
+    _, *group_terms = sampled_terms(groups, noise)
+    multi_sample, gaussian = (mean_estimate(terms.sum(-1)) for terms in group_terms)
     scaled = features.double() * prior_variance.double().sqrt()
     covariance, order = LowRankPlusDiagonal(scaled, noise), torch.arange(len(target))
     exact = predict_prefixes(covariance, target.double(), noise, order.unsqueeze(0))
@@ -130,6 +131,7 @@ class WhitenedModel:
         matrix = self.features[: targets.shape[-1]]
         n, num_weights = matrix.shape
         right = starts + targets @ matrix
+        # With more points than weights the small Hessian is cheaper than two products a step.
         hessian = matrix.mT @ matrix if n > num_weights else None
         if hessian is not None:
             hessian.diagonal().add_(1.0)
@@ -139,6 +141,7 @@ class WhitenedModel:
                 return u @ hessian - right
             return torch.addmm(u - right, u @ matrix.mT, matrix)
 
+        # The smallest eigenvalue is taken to be one, so the condition number is the largest.
         root = self.largest**0.5
         momentum = (root - 1) / (root + 1)
         ahead = weights

@@ -12,6 +12,7 @@ from benchmarks._options import check_device, check_known, check_positive
 from benchmarks.data import load
 from benchmarks.evidence.architectures import SIX, run_architecture, run_size
 from benchmarks.evidence.bounds import ESTIMATORS, run_estimator
+from benchmarks.evidence.ledger.claims import imported_modules
 from benchmarks.evidence.online import run_invariance, run_regression, run_search
 from benchmarks.evidence.training import (
     ARCHITECTURES,
@@ -89,6 +90,7 @@ def _check(settings: Settings) -> None:
     for precision in settings.precisions:
         check_positive(precisions=precision)
     check_device(settings.device)
+    # Errors of data and of names of networks come before any cell is computed.
     channels = images(settings.data, settings.num_train, 0).train_x.shape[1]
     for name in settings.architectures:
         network(name, channels, DATA[settings.data][2], CLASSES, 0)
@@ -112,9 +114,13 @@ def _architectures(settings: Settings):
 
 
 def _bounds(settings: Settings):
-    exact_fisher = [("ggn", one) for one in ESTIMATORS]
-    whole = [one for one in ESTIMATORS if one[1] is None and one[0] != "kronecker-reduce"]
-    empirical = [("ef", one) for one in whole]
+    exact_fisher = [("ggn", estimator) for estimator in ESTIMATORS]
+    whole = [
+        estimator
+        for estimator in ESTIMATORS
+        if estimator[1] is None and estimator[0] != "kronecker-reduce"
+    ]
+    empirical = [("ef", estimator) for estimator in whole]
     for seed, precision, name, (hessian, estimator) in itertools.product(
         range(settings.seeds), settings.precisions, settings.architectures,
         exact_fisher + empirical,
@@ -140,6 +146,7 @@ def _invariance(settings: Settings):
 def _online(settings: Settings):
     for data in _UCI:
         load(data)
+    # UCI sets are small: an epoch is one step.
     regression = replace(settings, epochs=60 * settings.epochs)
     for data, seed, (structure, hessian) in itertools.product(
         _UCI, range(5), (("kronecker", "ggn"), ("full", "ggn"))
@@ -148,7 +155,11 @@ def _online(settings: Settings):
             "data": data, "num_train": None, "structure": structure, "hessian": hessian,
             "precision": 1.0,
         }  # fmt: skip
-    ways = [("grid", one) for one in settings.precisions] + [("network", 1.0), ("layer", 1.0)]
+    # Precisions that are learned start from one.
+    ways = [("grid", precision) for precision in settings.precisions] + [
+        ("network", 1.0),
+        ("layer", 1.0),
+    ]
     for seed, name, (by, precision) in itertools.product(
         range(settings.seeds), settings.architectures, ways
     ):
@@ -162,6 +173,7 @@ def _training_speed(settings: Settings):
         range(settings.seeds), settings.precisions, settings.architectures, sizes
     ):
         cell = _common(settings, "training-speed", seed)
+        # Epochs are counted in steps here, so that few points train as long as many.
         steps = cell.pop("epochs")
         yield cell | {
             "architecture": name, "precision": precision, "num_train": n,
@@ -183,10 +195,7 @@ _FUNCTIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, float]]] = {
     "training-speed": run_size,
 }
 
-SOURCES = (
-    "benchmarks.evidence.architectures", "benchmarks.evidence.bounds",
-    "benchmarks.evidence.online", "benchmarks.evidence.training",
-)  # fmt: skip
+SOURCES = imported_modules(__name__)
 """The modules beside this one that decide the results of :func:`run_cell`."""
 
 

@@ -50,6 +50,7 @@ class AffineAugmentation(ResumableDraws):
         self.samples = samples
         start = torch.tensor([math.log(value) for value in ranges.values()])
         self.log_ranges: torch.nn.Parameter = torch.nn.Parameter(start)
+        # Generators are constants: they move with the module and are not saved.
         generators = torch.tensor([_GENERATORS[name] for name in ranges], dtype=start.dtype)
         self.register_buffer("generators", generators, persistent=False)
         self._generator = torch.Generator().manual_seed(seed)
@@ -65,6 +66,7 @@ class AffineAugmentation(ResumableDraws):
         u = torch.rand(shape, generator=self._generator, dtype=torch.float64)
         steps = (2 * u - 1).to(x) * self.log_ranges.exp().to(x)
         generators = self.get_buffer("generators").to(x)
+        # The last row of an affine matrix is (0, 0, 1): a grid needs the first two.
         affine = torch.linalg.matrix_exp(torch.einsum("ni,ijk->njk", steps, generators))[:, :2]
         images = x.repeat_interleave(self.samples, dim=0)
         grid = torch.nn.functional.affine_grid(affine, list(images.shape), align_corners=False)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
-from torch import Tensor
 
 from gpclml.errors import NonFiniteError
 from gpclml.fit import FitResult
@@ -42,7 +40,7 @@ def fit_linear_bound(
     """
     model = mll.model
     kernel, likelihood = model.covar_module, model.likelihood
-    inputs, target = cast(tuple, model.train_inputs), cast(Tensor, model.train_targets)
+    inputs, target = model.train_inputs, model.train_targets
     fixed = {id(likelihood.raw_noise), id(kernel.raw_prior_variance)}
     trained = [p for p in mll.parameters() if p.requires_grad and id(p) not in fixed]
     optimizer = torch.optim.Adam(trained, lr=lr) if trained else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,10 +45,10 @@ class ImagesOnDisk(Dataset):
         """Their number."""
         return len(self.labels)
 
-    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         """An image with values from -1 to 1, and its label."""
-        image = torch.from_numpy(np.array(self.images[place]))
-        return image.float() / 127.5 - 1, int(self.labels[place])
+        image = torch.from_numpy(np.array(self.images[index]))
+        return image.float() / 127.5 - 1, int(self.labels[index])
 
 
 def write_images(folder: str | Path, count: int) -> None:
@@ -59,22 +60,11 @@ def write_images(folder: str | Path, count: int) -> None:
     labels = random.integers(0, CLASSES, count)
     for start in range(0, count, 1000):
         some = labels[start : start + 1000]
+        # Classes differ in brightness, so that there is something to learn.
         noise = random.integers(0, 100, (len(some), *_SHAPE))
         file[start : start + 1000] = noise + 12 * some[:, None, None, None]
     file.flush()
     np.save(f"{folder}/labels.npy", labels)
-
-
-def _fit_map(mll: Any, loader: DataLoader) -> None:
-    fit_map(mll, loader, epochs=1, progress=False)
-
-
-def _fit_online(mll: Any, loader: DataLoader) -> None:
-    fit_online(mll, loader, epochs=1, burn_in=0, hyper_steps=5, progress=False)
-
-
-def _fit_hyperparameters(mll: Any, loader: DataLoader) -> None:
-    fit_hyperparameters(mll, loader, steps=20, progress=False)
 
 
 def _laplace(mll: Any, loader: DataLoader) -> None:
@@ -90,9 +80,9 @@ def _sampled_outputs(mll: Any, loader: DataLoader) -> None:
 
 
 STEPS: dict[str, Callable[[Any, DataLoader], None]] = {
-    "fit_map, an epoch": _fit_map,
-    "fit_online, an epoch": _fit_online,
-    "fit_hyperparameters": _fit_hyperparameters,
+    "fit_map, an epoch": partial(fit_map, epochs=1, progress=False),
+    "fit_online, an epoch": partial(fit_online, epochs=1, burn_in=0, hyper_steps=5, progress=False),
+    "fit_hyperparameters": partial(fit_hyperparameters, steps=20, progress=False),
     "Laplace: fit and predict": _laplace,
     "sampled_outputs, 10 draws": _sampled_outputs,
 }
@@ -106,6 +96,7 @@ def memory_of_step(step: str, architecture: str, folder: str) -> int:
     loader = DataLoader(data, batch_size=_BATCH)
     with torch.no_grad():
         model(next(iter(loader))[0])  # loads the libraries
+    # The peak is counted from here on: what torch itself loads is not the step's.
     before = start_of_peak()
     STEPS[step](objective(model, len(data), 1.0), loader)
     return highest_resident() - before

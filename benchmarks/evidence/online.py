@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
@@ -51,33 +51,38 @@ def run_regression(cell: Mapping[str, Any]) -> dict[str, float]:
     data = load(cell["data"])
     rows = split(data.num_data, cell["seed"])
     to = {"dtype": torch.get_default_dtype(), "device": cell["device"]}
-    of_x = Standardizer.fit(data.inputs[rows.train], dim=0)
-    of_y = Standardizer.fit(data.targets[rows.train], dim=0)
-    x = of_x.transform(data.inputs).to(**to)
-    y = of_y.transform(data.targets).to(**to)
-    (train_x, train_y), (test_x, test_y) = ((x[part], y[part]) for part in (rows.train, rows.test))
-    unit = float(of_y.scale)
+    x_scale = Standardizer.fit(data.inputs[rows.train], dim=0)
+    y_scale = Standardizer.fit(data.targets[rows.train], dim=0)
+    x = x_scale.transform(data.inputs).to(**to)
+    y = y_scale.transform(data.targets).to(**to)
+    (train_x, train_y), (test_x, test_y) = (
+        (x[rows_of_split], y[rows_of_split]) for rows_of_split in (rows.train, rows.test)
+    )
+    unit = float(y_scale.scale)
     generator = torch.Generator().manual_seed(cell["seed"])
+    # A seed gives the split and the start.
     start = MLP([x.shape[1], _WIDTH, 1], generator=generator).to(cell["device"])
     likelihood = GaussianLikelihood().to(cell["device"])
     likelihood.noise = 1.0
     model = LinearizedNetwork(start, GaussianWeightPrior(start, "layer", cell["precision"]))
     mll = LaplaceMarginalLogLikelihood(
         likelihood, model, len(train_x), STRUCTURES[cell["structure"]],
-        hessian=cast(Literal["ggn", "ef"], cell["hessian"]),
+        hessian=cell["hessian"],
     )  # fmt: skip
     fit = fit_online(
         mll, train_x, train_y, epochs=cell["epochs"], lr=1e-2, final_lr=1e-4, burn_in=100,
         every=50, hyper_steps=10, seed=cell["seed"], progress=False,
     )  # fmt: skip
     evidence = mll.evidence_of(train_x, train_y)
+    # Of the epoch with the best evidence, whose state the fit has kept.
     draws = linearized_outputs(start, evidence.sample_weights(_DRAWS), test_x)
-    at_mode = outputs_at(start, test_x).unsqueeze(0)
+    mode_outputs = outputs_at(start, test_x).unsqueeze(0)
     nlls = {
+        # Log densities of standardized targets become those of original units.
         name: float(math.log(unit) - marginal_log_densities(likelihood, at, test_y).mean())
-        for name, at in (("nll_map", at_mode), ("nll_laplace", draws))
+        for name, at in (("nll_map", mode_outputs), ("nll_laplace", draws))
     }
-    error = at_mode.flatten() - test_y
+    error = mode_outputs.flatten() - test_y
     return {
         **nlls, "rmse": float(error.square().mean().sqrt()) * unit, "evidence": fit.objective,
         "noise": float(likelihood.noise.detach().sqrt()), "best_epoch": float(fit.best),
@@ -104,11 +109,12 @@ def run_search(cell: Mapping[str, Any]) -> dict[str, float]:
     if cell["by"] == "grid":
         mll = trained(start, x, y, *options)
     else:
+        # The precision is only the start of those that are learned.
         precision, *others = options
         mll = trained_online(start, x, y, precision, cell["by"], *others)
     evidence = evidence_of_all(mll, x, y)
     outputs = outputs_at(start, data.test_x).unsqueeze(0)
-    precisions = cast(Any, mll.model).prior.log_precision.detach().exp()
+    precisions = mll.model.prior.log_precision.detach().exp()
     return {
         "evidence": float(evidence().detach()),
         "precision_least": float(precisions.min()),
@@ -136,8 +142,9 @@ def run_invariance(cell: Mapping[str, Any]) -> dict[str, float]:
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
     largest = math.radians(cell["turned"])
     x, test_x = (
-        rotated(part, largest, cell["seed"] + i)
-        for i, part in enumerate((data.train_x, data.test_x))
+        # Test images are turned by other angles of the same range.
+        rotated(images_of_split, largest, cell["seed"] + i)
+        for i, images_of_split in enumerate((data.train_x, data.test_x))
     )
     plain = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(cell["device"])
     if cell["invariance"] == "none":
@@ -155,9 +162,12 @@ def run_invariance(cell: Mapping[str, Any]) -> dict[str, float]:
         hyper_lr=0.05, hyper_steps=10, burn_in=3, every=1, seed=cell["seed"], progress=False,
     )  # fmt: skip
     averaged.eval()
+    # Testing averages over more versions: no gradient has to be kept.
     augmentation.samples = _TEST_SAMPLES
     with torch.no_grad():
-        outputs = torch.cat([averaged(augmentation(part)) for part in test_x.split(100)])
+        outputs = torch.cat(
+            [averaged(augmentation(images_of_split)) for images_of_split in test_x.split(100)]
+        )
     return {
         "rotation": math.degrees(augmentation.ranges()["rotation"]),
         "evidence": fit.objective,

@@ -51,12 +51,11 @@ class Digits:
     test: int
     classes: int
 
-    def parts(self, share: float) -> tuple[Pair, Pair, Pair]:
+    def split(self, share: float) -> tuple[Pair, Pair, Pair]:
         """A share of the training images, validation images, and test images."""
         test, validation = len(self.x) - self.test, len(self.x) - self.test - self.validation
-        first = slice(round(share * self.train))
-        rows = (first, slice(validation, test), slice(test, None))
-        return tuple((self.x[one], self.y[one]) for one in rows)  # pyright: ignore
+        spans = slice(round(share * self.train)), slice(validation, test), slice(test, None)
+        return tuple((self.x[rows], self.y[rows]) for rows in spans)
 
 
 def _scaled(images: Tensor) -> Tensor:
@@ -67,6 +66,7 @@ def _small(seed: int) -> Digits:
     data = load_images("digits")
     order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
     x, y = _scaled(data.images)[order], data.labels[order]
+    # A network that has seen eight classes should be unsure of the other two.
     return Digits(x[y < 8], y[y < 8], {"classes 8, 9": x[y >= 8]}, 800, 200, 400, 8)
 
 
@@ -85,6 +85,7 @@ DATA: Mapping[str, Callable[[int], Digits]] = {"digits": _small, "mnist-test": _
 def network(width: int, size: int, classes: int) -> nn.Sequential:
     """Three convolutions with batch normalization, and a linear layer."""
     layers: list[nn.Module] = []
+    # 8 x 8 and 28 x 28 images both end with four positions of each channel.
     strides = (1, 2, 2) if size < 28 else (2, 2, 1)
     channels = ((1, width), (width, 2 * width), (2 * width, 2 * width))
     for (inputs, outputs), stride in zip(channels, strides, strict=True):
@@ -111,12 +112,6 @@ def trained(width: int, train: Pair, classes: int, epochs: int, seed: int) -> nn
     return model.eval()
 
 
-def _auroc(inside: Tensor, outside: Tensor) -> float:
-    """How often the largest probability is larger at a point of the classes than at another."""
-    confidence = torch.cat([inside, outside]).max(-1).values
-    return float(roc_auc_score([True] * len(inside) + [False] * len(outside), confidence))
-
-
 def compare_posteriors(
     data: str, width: int, share: float, epochs: int, seed: int, members: int = _MEMBERS
 ) -> Iterator[tuple[str, dict[str, float]]]:
@@ -126,8 +121,16 @@ def compare_posteriors(
     what the measure gives for as many images where every probability is right.
     """
     digits = DATA[data](seed)
-    train, validation, test = digits.parts(share)
+    train, validation, test = digits.split(share)
     loader = DataLoader(TensorDataset(*train), batch_size=100)
+
+    def drawn_error(probabilities: Tensor) -> float:
+        return expected_calibration_error(probabilities, probabilities.multinomial(1)[:, 0])
+
+    def auroc(inside: Tensor, outside: Tensor) -> float:
+        # By the largest probability: a network says by it how sure it is.
+        confidence = torch.cat([inside, outside]).max(-1).values
+        return float(roc_auc_score([True] * len(inside) + [False] * len(outside), confidence))
 
     def scores(predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
         inside, labels = predict(test[0]), test[1]
@@ -135,21 +138,16 @@ def compare_posteriors(
             "accuracy": float((inside.argmax(-1) == labels).double().mean()),
             "log loss": -float(inside[torch.arange(len(labels)), labels].double().log().mean()),
             "calibration error": expected_calibration_error(inside, labels),
-            "expected error": float(
-                np.mean(
-                    [
-                        expected_calibration_error(inside, torch.multinomial(inside, 1)[:, 0])
-                        for _ in range(_LABELS)
-                    ]
-                )
-            ),
-        } | {f"AUROC, {name}": _auroc(inside, predict(x)) for name, x in digits.others.items()}
+            "expected error": float(np.mean([drawn_error(inside) for _ in range(_LABELS)])),
+        } | {f"AUROC, {name}": auroc(inside, predict(x)) for name, x in digits.others.items()}
 
     models = [
-        trained(width, train, digits.classes, epochs, seed + 1000 * one) for one in range(members)
+        trained(width, train, digits.classes, epochs, seed + 1000 * member)
+        for member in range(members)
     ]
-    parts: tuple[Literal["last", "all"], ...] = ("last", "all")
-    for weights in parts:
+    layers: tuple[Literal["last", "all"], ...] = ("last", "all")
+    for weights in layers:
+        # Without validation images the prior precision is that of most evidence.
         for chosen in (None, validation):
             posterior = Laplace(models[0], "classification", weights=weights)
             posterior.fit(loader, validation=chosen, progress=False)
@@ -158,13 +156,18 @@ def compare_posteriors(
             by = "validation" if chosen is not None else "evidence"
             yield f"{weights} weights, by {by}", scores(_probabilities(posterior, "closed"))
     if members > 1:
-        yield f"ensemble of {members}", scores(_mean_of(models))
+        with torch.no_grad():
+            yield (
+                f"ensemble of {members}",
+                scores(lambda x: torch.stack([model(x).softmax(-1) for model in models]).mean(0)),
+            )
+    # The package is optional: its rows are left out where it is not installed.
     if importlib.util.find_spec("laplace") is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for method in ("marglik", "gridsearch"):
                 by = "evidence" if method == "marglik" else "validation"
-                predict = _of_laplace_torch(models[0], loader, method, validation)
+                predict = _laplace_torch_predictions(models[0], loader, method, validation)
                 yield f"laplace-torch, last weights, by {by}", scores(predict)
 
 
@@ -172,15 +175,7 @@ def _probabilities(posterior: Laplace, method: Any) -> Callable[[Tensor], Tensor
     return lambda x: posterior.predict(x, method, progress=False).probs
 
 
-def _mean_of(models: list[nn.Sequential]) -> Callable[[Tensor], Tensor]:
-    @torch.no_grad()
-    def predict(x: Tensor) -> Tensor:
-        return torch.stack([model(x).softmax(-1) for model in models]).mean(0)
-
-    return predict
-
-
-def _of_laplace_torch(
+def _laplace_torch_predictions(
     model: nn.Sequential, loader: DataLoader, method: str, validation: Pair
 ) -> Callable[[Tensor], Tensor]:
     """The last layer's posterior with Kronecker factors, which takes batch normalization."""
@@ -215,9 +210,9 @@ def main(
             if only and name != only:
                 continue
             rows = [
-                {"network": name, "predictions": how, "seed": seed, **found}
+                {"network": name, "predictions": how, "seed": seed, **scores}
                 for seed in range(seeds)
-                for how, found in compare_posteriors(data, width, share, epochs, seed, members)
+                for how, scores in compare_posteriors(data, width, share, epochs, seed, members)
             ]
             means = pd.DataFrame(rows).drop(columns="seed")
             yield means.groupby(["network", "predictions"], sort=False).mean().reset_index()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -51,28 +51,42 @@ _REACHED = (
 _GROUPS = {"all": ("mlp", "cnn", "resnet"), "mlp": ("mlp",), "cnn, resnet": ("cnn", "resnet")}
 
 
+_AVERAGED = tuple(
+    f"{result}_{label}"
+    for result in ("accuracy", "log_density")
+    for label in ("train", "map", "bma", "sgld", "ensemble", "online")
+)
+"""Accuracies and log densities by what is averaged over."""
+
+
+def _present(cells: pandas.DataFrame, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name in cells]
+
+
+def _precision_texts(frame: pandas.DataFrame) -> pandas.DataFrame:
+    return frame.rename("{:g}".format)
+
+
 def correlations(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Spearman's rho of scores with test results, by precision and family of three or more."""
     rows = []
+    scores, reached = _present(cells, _SCORES), _present(cells, _REACHED)
     family = cells["architecture"].str.partition("-")[0]
-    for precision, of_precision in cells.groupby("precision", sort=True):
-        scores, reached = (
-            [name for name in names if name in cells] for names in (_SCORES, _REACHED)
-        )
+    for precision, same_precision in cells.groupby("precision"):
         for group, families in _GROUPS.items():
-            chosen = of_precision[family[of_precision.index].isin(families)]
+            chosen = same_precision[family[same_precision.index].isin(families)]
             means = chosen.groupby("architecture")[[*scores, *reached]].mean()
-            if len(means) < 3:
-                continue
-            rho = means.corr(method="spearman")
-            shown = rho.loc[scores, reached].map("{:+.2f}".format)
-            rows.append(pandas.concat({(f"{precision:g}", group): shown}))
+            if len(means) >= 3:
+                rho = means.corr(method="spearman").loc[scores, reached]
+                shown = rho.map("{:+.2f}".format)
+                rows.append(pandas.concat({(f"{precision:g}", group): shown}))
     names = ["precision", "of", "score"]
     return pandas.concat(rows).rename_axis(index=names) if rows else pandas.DataFrame()
 
 
 _COLLAPSED = 0.2  # accuracy of a network that has learned nothing; guessing has .1
 _RESAMPLED = 2000
+# Correlations with intervals are shown for these results only.
 _COMPARED = (
     "log_density_bma", "log_density_map", "log_density_ensemble", "log_density_online",
     "accuracy_map",
@@ -86,34 +100,34 @@ def intervals(cells: pandas.DataFrame) -> pandas.DataFrame:
     nothing are left out, if three are left.
     """
     random = np.random.RandomState(0)
-    scores, compared = ([name for name in names if name in cells] for names in (_SCORES, _COMPARED))
+    scores, compared = _present(cells, _SCORES), _present(cells, _COMPARED)
     rows = []
-    for precision, some in cells.groupby("precision", sort=True):
-        means = some.groupby("architecture")[[*scores, *compared]].mean()
+    for precision, same_precision in cells.groupby("precision"):
+        means = same_precision.groupby("architecture")[[*scores, *compared]].mean()
         if len(means) < 3:
             continue
+        # Collapsed networks agree on every score and would raise each correlation.
         learned = means[means["accuracy_map"] > _COLLAPSED]
         learned = means if len(learned) < 3 else learned
         drawn = random.randint(len(learned), size=(_RESAMPLED, len(learned)))
-        every = np.concatenate([np.arange(len(learned))[None], drawn])
-        rho = {
-            (name, reached): rank_correlation_rows(
-                learned[name].to_numpy()[every], learned[reached].to_numpy()[every]
-            )
-            for name in scores for reached in compared
-        }  # fmt: skip
+        # The networks themselves come first, then the samples of them.
+        samples = np.concatenate([np.arange(len(learned))[None], drawn])
+        values = {name: learned[name].to_numpy()[samples] for name in {*scores, *compared}}
         for name in scores:
             row = {"precision": f"{precision:g}", "networks": len(learned), "score": name}
             for reached in compared:
-                row[reached] = _with_interval(rho[name, reached])
-                away = rho[name, reached] - rho["validation", reached]
-                row[f"{reached}, less validation"] = _with_interval(away)
+                rho, validation = (
+                    rank_correlation_rows(values[score], values[reached])
+                    for score in (name, "validation")
+                )
+                row[reached] = _interval_text(rho)
+                row[f"{reached}, less validation"] = _interval_text(rho - validation)
             rows.append(row)
     names = ["precision", "networks", "score"]
     return pandas.DataFrame(rows).set_index(names) if rows else pandas.DataFrame()
 
 
-def _with_interval(values: NDArray[np.float64]) -> str:
+def _interval_text(values: NDArray[np.float64]) -> str:
     """The first of them, and an interval of the others."""
     low, high = np.nanquantile(values[1:], (0.025, 0.975))
     return f"{values[0]:+.2f} [{low:+.2f}, {high:+.2f}]"
@@ -121,59 +135,45 @@ def _with_interval(values: NDArray[np.float64]) -> str:
 
 def posterior_scales(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Scales of the CLML's posterior, and how many draws have its weight."""
-    by = cells["precision"]
     scale = cells["posterior_scale"]
-    floor = cells.get("posterior_at_edge", scale <= scale.min())
-    frame = pandas.DataFrame(
-        {
-            "cells": cells.groupby("precision").size(),
-            "scale at the edge of its grid": floor.astype(int).groupby(by).sum(),
-            "median scale": scale.groupby(by).median(),
-            "fewer than five effective draws": (cells["clml_draws"] < 5).groupby(by).sum(),
-            "collapsed": (cells["accuracy_map"] < _COLLAPSED).groupby(by).sum(),
-        }
-    )
-    frame.index = frame.index.map("{:g}".format).set_names("precision")
-    return frame
-
-
-_PREDICTIONS = ("train", "map", "bma", "sgld", "ensemble", "online")
-
-
-def _averaged_results(cells: pandas.DataFrame) -> list[str]:
-    """Names of accuracies and log densities at test points, by what is averaged over."""
-    averages = itertools.product(("accuracy", "log_density"), _PREDICTIONS)
-    return [name for name in map("_".join, averages) if name in cells]
+    counted = {
+        "scale at the edge of its grid": cells.get("posterior_at_edge", scale <= scale.min()),
+        "fewer than five effective draws": cells["clml_draws"] < 5,
+        "collapsed": cells["accuracy_map"] < _COLLAPSED,
+    }
+    groups = cells.assign(**counted).groupby("precision")
+    frame = groups[[*counted]].sum().astype(int)
+    frame.insert(0, "cells", groups.size())
+    frame.insert(2, "median scale", groups["posterior_scale"].median())
+    return _precision_texts(frame)
 
 
 def mean_results(cells: pandas.DataFrame) -> pandas.DataFrame:
     """What the networks reach on test points, mean over all of a precision."""
-    means = cells.groupby("precision")[_averaged_results(cells)].mean()
-    means.index = means.index.map("{:g}".format).set_names("precision")
-    return means.map(lambda value: f"{value:.3f}")
+    means = cells.groupby("precision")[_present(cells, _AVERAGED)].mean()
+    return _precision_texts(means.map("{:.3f}".format))
 
 
 def architecture_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Scores and test results of each network and precision."""
-    scores = [name for name in _SCORES if name in cells]
-    reached = _averaged_results(cells)
-    names = [*scores, *reached]
-    keys = ["precision", "architecture", "parameters"]
-    means = cells.groupby(keys)[names].mean()
-    shown = means.map(lambda value: f"{value:.3f}")
-    for name in (name for name in reached if name.startswith("accuracy")):
-        shown[name] = means[name].map(lambda value: f"{100 * value:.1f}")
+    means = cells.groupby(["precision", "architecture", "parameters"])[
+        _present(cells, [*_SCORES, *_AVERAGED])
+    ].mean()
+    shown = means.map("{:.3f}".format)
+    accuracies = [name for name in means if name.startswith("accuracy")]
+    shown[accuracies] = (100 * means[accuracies]).map("{:.1f}".format)
     return shown
 
 
-def _by_images(make: _Table) -> _Table:
+def _for_each_size(make: _Table) -> _Table:
     """The same table for every number of images, where there are several."""
 
     def made(cells: pandas.DataFrame) -> pandas.DataFrame:
         tables = {str(int(n)): make(some) for n, some in cells.groupby("num_train")}
+        # With a single number of images a column for it would say nothing.
         if len(tables) == 1:
             return tables.popitem()[1]
-        tables = {n: one for n, one in tables.items() if len(one)}
+        tables = {n: frame for n, frame in tables.items() if len(frame)}
         return pandas.concat(tables, names=["images"]) if tables else pandas.DataFrame()
 
     return made
@@ -182,28 +182,29 @@ def _by_images(make: _Table) -> _Table:
 def bound_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Every estimate by its time, with its gap to the full GGN."""
     keys = ["architecture", "structure", "hessian", "batch_size", "partition", "outputs"]
-    cells = cells.copy()
-    cells["batch_size"] = cells["batch_size"].fillna(0).astype(int).replace(0, "all")
-    means = cells.groupby(keys)[["evidence", "evidence_spread", "seconds_each"]].mean()
+    sizes = cells["batch_size"].fillna(0).astype(int).replace(0, "all")
+    means = cells.assign(batch_size=sizes).groupby(keys)
+    means = means[["evidence", "evidence_spread", "seconds_each"]].mean()
     full = means.xs(("full", "ggn", "all", "random", "all"), level=tuple(keys[1:]))["evidence"]
     gap = full.reindex(means.index.get_level_values("architecture")).to_numpy() - means["evidence"]
-    shown = means.sort_values("seconds_each").sort_index(level="architecture", sort_remaining=False)
-    return shown.assign(gap=gap)[["seconds_each", "evidence", "gap", "evidence_spread"]].map(
-        lambda value: f"{value:.4f}"
-    )
+    shown = means.assign(gap=gap)[["seconds_each", "evidence", "gap", "evidence_spread"]]
+    # By time within each architecture: a stable sort keeps the order.
+    shown = shown.sort_values("seconds_each").sort_index(level="architecture", sort_remaining=False)
+    return shown.map("{:.4f}".format)
 
 
 def invariance_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Learned ranges and test results of turned and upright images."""
     names = ("rotation", "evidence", "accuracy_map", "log_density_map")
-    return _with_errors(cells, ["architecture", "turned", "invariance"], names)
+    return _means_and_errors(cells, ["architecture", "turned", "invariance"], names)
 
 
 def regression_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Test errors of networks on UCI sets, beside the published ones."""
     cells = cells.assign(method=cells["structure"] + ", " + cells["hessian"])
     names = ("nll_map", "nll_laplace", "rmse", "evidence")
-    shown = _with_errors(cells, ["data", "method"], names)
+    shown = _means_and_errors(cells, ["data", "method"], names)
+    # Published methods that were not run get rows of their own, beside ours.
     for data, rows in PUBLISHED_NLL.items():
         for method, (value, error) in rows.items():
             if data in shown.index.get_level_values("data"):
@@ -214,37 +215,37 @@ def regression_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
 def search_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Evidence and test results at precisions of a grid and at learned ones."""
     names = ("evidence", "accuracy_map", "log_density_map", "calibration_error_map")
-    return _with_errors(cells, ["data", "architecture", "by", "precision"], names)
+    return _means_and_errors(cells, ["data", "architecture", "by", "precision"], names)
 
 
 def size_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Accuracy of each network by the number of points."""
     means = cells.groupby(["architecture", "num_train"])["accuracy_map"].mean().unstack()
-    means.columns = [str(int(n)) for n in means.columns]
-    return means.map(lambda value: f"{100 * value:.1f}")
+    return (100 * means.rename(columns="{:.0f}".format)).map("{:.1f}".format)
 
 
 def speed_ranks(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Training speed and evidence of each network beside what it reaches with all points."""
-    largest = cells["num_train"].max()
-    nats = (cells["next_log_density"] * cells["num_train"]).groupby(
-        [cells["architecture"], cells["seed"]]
-    )
-    last = cells[cells["num_train"] == largest].groupby("architecture")
-    frame = nats.sum().groupby(level=0).mean().to_frame("training speed")
-    frame["LML"] = last["lml"].mean()
-    frame["accuracy, %"] = 100 * last["accuracy_map"].mean()
-    frame["log density"] = last["log_density_map"].mean()
-    frame = frame.sort_values("log density", ascending=False)
+    nats = cells.assign(nats=cells["next_log_density"] * cells["num_train"])
+    totals = nats.groupby(["architecture", "seed"])["nats"].sum()
+    last = cells[cells["num_train"] == cells["num_train"].max()].groupby("architecture")
+    frame = pandas.DataFrame(
+        {
+            "training speed": totals.groupby(level=0).mean(),
+            "LML": last["lml"].mean(),
+            "accuracy, %": 100 * last["accuracy_map"].mean(),
+            "log density": last["log_density_map"].mean(),
+        }
+    ).sort_values("log density", ascending=False)
     return frame.map(lambda value: f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}")
 
 
-def _with_errors(
+def _means_and_errors(
     cells: pandas.DataFrame, keys: Sequence[str], names: Sequence[str]
 ) -> pandas.DataFrame:
     """Means over seeds with their standard errors."""
-    present = [name for name in names if name in cells]
-    return cells.groupby(list(keys))[present].agg(lambda values: with_error(values.dropna()))
+    groups = cells.groupby(list(keys))[_present(cells, names)]
+    return groups.agg(lambda values: with_error(values.dropna()))
 
 
 _Table = Callable[[pandas.DataFrame], pandas.DataFrame]
@@ -259,32 +260,32 @@ _SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
             "`bma` is the average over the Laplace posterior, `sgld` over ten Langevin draws, "
             "`ensemble` over networks from other starts, `tempered` after temperature "
             "scaling.",
-            _by_images(correlations),
+            _for_each_size(correlations),
         ),
         (
             "With intervals over networks",
             "Spearman correlation with test results, and its difference from that of the "
             "validation log density; in brackets 95 % of 2000 bootstrap samples of the networks, "
             "without those that learned nothing.",
-            _by_images(intervals),
+            _for_each_size(intervals),
         ),
         (
             "What the CLML scores",
             "At the smallest scale draws of the posterior are nearly its mode, and the CLML is the "
             "validation loss by another name. Where few of 100 draws have the weight, "
             "`clml_sampled` is the density of the best one.",
-            _by_images(posterior_scales),
+            _for_each_size(posterior_scales),
         ),
         (
             "What one network and averages reach",
             "Mean over the networks and seeds: accuracy, and log density in nats a point; `train` "
             "is the mode at its training points.",
-            _by_images(mean_results),
+            _for_each_size(mean_results),
         ),
         (
             "The networks",
             "Nats a point, mean over seeds; accuracy in %.",
-            _by_images(architecture_rows),
+            _for_each_size(architecture_rows),
         ),
     ),
     "bounds": (
@@ -368,8 +369,7 @@ def _grid(
     epochs: Annotated[int | None, Option(min=1, help="Passes over them.")] = None,
     seeds: Annotated[int | None, Option(min=1, help="Number of seeds, 0, 1, ....")] = None,
     members: Annotated[
-        int | None,
-        Option(min=1, help="Networks of an ensemble in architectures; 1: no ensemble."),
+        int | None, Option(min=1, help="Networks of an ensemble in architectures; 1: no ensemble.")
     ] = None,
     lr: Annotated[
         float | None,
@@ -388,11 +388,16 @@ def _grid(
     }  # fmt: skip
     if study in STUDIES:
         return make_grid(study, **given, device=device)
+    # An experiment has the paper's settings: options would make it another one.
     for name, value in given.items():
         if value is not None:
             fix = f"Leave out --{name.replace('_', '-')}."
             raise ArgumentError(name, value, f"nothing: {study} has its own", fix)
-    return [dict(cell) for one in chosen_experiments(study, STUDIES) for cell in one.cells()]
+    return [
+        dict(cell)
+        for experiment in chosen_experiments(study, STUDIES)
+        for cell in experiment.cells()
+    ]
 
 
 def _sweeps(cells: list[dict[str, Any]]) -> Iterator[Sweep]:
@@ -403,7 +408,7 @@ def _sweeps(cells: list[dict[str, Any]]) -> Iterator[Sweep]:
             yield Sweep(list(some), EXPERIMENTS[name].run, EXPERIMENTS[name].modules)
 
 
-def _of_studies(cells: pandas.DataFrame) -> pandas.DataFrame:
+def _study_cells(cells: pandas.DataFrame) -> pandas.DataFrame:
     return cells[cells["study"].notna()] if "study" in cells else cells[:0]
 
 
@@ -424,7 +429,7 @@ STUDY = Study(
     grid=_grid,
     cell=run_cell,
     sweeps=_sweeps,
-    choose=_of_studies,
+    choose=_study_cells,
     needed=("study",),
     label="{study} {data} seed {seed}",
     stand_in="Without files: run ledger, which takes scikit-learn's digits where images are "
@@ -448,5 +453,6 @@ def report(
         ledger = ledger_cells(results)
         if ledger:
             typer.echo(write_page(results, page))
-        if not ledger or len(_of_studies(load_results(results))):
+        # A file may hold both: studies then follow the ledger's claims.
+        if not ledger or len(_study_cells(load_results(results))):
             typer.echo(STUDY.sections(results, csv))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
 from torch import Tensor
 
-from benchmarks.data import load_images
+from benchmarks.data import has_files, load_images
 from gpclml.curvature import GaussianWeightPrior, Kronecker
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.evaluation.calibration import expected_calibration_error
@@ -21,8 +21,8 @@ from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
 __all__ = [
-    "ARCHITECTURES", "CLASSES", "DATA", "Images", "evidence_of_all", "images", "network",
-    "objective", "outputs_at", "predictive_scores", "rotated", "trained",
+    "ARCHITECTURES", "CLASSES", "DATA", "Images", "evidence_of_all", "image_source", "images",
+    "network", "objective", "outputs_at", "predictive_scores", "rotated", "trained",
     "trained_online",
 ]  # fmt: skip
 
@@ -73,18 +73,28 @@ def images(name: str, num_train: int, seed: int, device: str = "cpu") -> Images:
     source, other, _ = DATA[name]
     train = load_images(source)
     order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(seed))
+    # Without test images of their own at least one image is left to test on.
     most = len(order) if other else len(order) - 1
     if not 1 <= num_train <= most:
         raise ArgumentError("num_train", num_train, f"1 to {most}, the images of {name}")
-    rows, rest = order[:num_train], order[num_train : num_train + _MOST_TEST]
+    rows, others = order[:num_train], order[num_train : num_train + _MOST_TEST]
     test = load_images(other) if other else train
     if other:
-        rest = torch.arange(min(len(test.labels), _MOST_TEST))
+        others = torch.arange(min(len(test.labels), _MOST_TEST))
     x = train.images[rows].to(torch.get_default_dtype()) / 255
+    # Test images are scaled as those of training, whose moments are known then.
     mean, scale = x.mean(), x.std()
-    test_x = test.images[rest].to(x) / 255
-    parts = ((x - mean) / scale, train.labels[rows], (test_x - mean) / scale, test.labels[rest])
-    return Images(*(part.to(device) for part in parts))
+    test_x = test.images[others].to(x) / 255
+    tensors = ((x - mean) / scale, train.labels[rows], (test_x - mean) / scale, test.labels[others])
+    return Images(*(tensor.to(device) for tensor in tensors))
+
+
+def image_source() -> str:
+    """Images of digits: ``"mnist-test"`` if the data folder has them, or ``"digits"``.
+
+    Digits ship with scikit-learn, so that this runs everywhere.
+    """
+    return "mnist-test" if has_files("mnist-test") else "digits"
 
 
 def rotated(x: Tensor, largest: float, seed: int) -> Tensor:
@@ -151,6 +161,7 @@ def network(name: str, channels: int, size: int, outputs: int, seed: int) -> tor
 
 
 def _mlp(channels: int, size: int, outputs: int, width: int, depth: int) -> torch.nn.Module:
+    # The global generator, seeded above, gives this network its own seed.
     generator = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
     sizes = [channels * size * size, *[width] * depth, outputs]
     return torch.nn.Sequential(torch.nn.Flatten(), MLP(sizes, generator=generator))
@@ -162,6 +173,7 @@ def _cnn(channels: int, size: int, outputs: int, width: int, depth: int) -> torc
         wide = width * 2**layer
         layers += [torch.nn.Conv2d(channels, wide, 3, padding=1), torch.nn.ReLU()]
         channels = wide
+        # Images of three pixels or less are not halved any more.
         if size > 3:
             layers.append(torch.nn.MaxPool2d(2))
             size //= 2
@@ -179,6 +191,7 @@ def _resnet(channels: int, size: int, outputs: int, width: int, depth: int) -> t
             FixupBlock(width * 2 ** max(block - 1, 0), wide, depth, stride=1 + (block > 0))
         )
     last = torch.nn.Linear(width * 2 ** (depth - 1), outputs)
+    # Fixup: the network starts as a constant function.
     torch.nn.init.zeros_(last.weight)
     torch.nn.init.zeros_(last.bias)
     layers += [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), Shift(), last]
@@ -229,6 +242,7 @@ class FixupBlock(torch.nn.Module):
         self.branch = torch.nn.Sequential(
             Shift(), first, Shift(), torch.nn.ReLU(), Shift(), second, Scale(), Shift()
         )
+        # A block that changes the shape needs a convolution on its skip too.
         plain = inputs == outputs and stride == 1
         self.skip = (
             torch.nn.Identity()
@@ -331,14 +345,15 @@ def trained_online(
 def evidence_of_all(mll: LaplaceMarginalLogLikelihood, x: Tensor, y: Tensor) -> LaplaceEvidence:
     """The evidence with the curvature of all points, added up over batches."""
     batches = torch.arange(len(x)).split(_AT_ONCE)
-    parts = [mll.evidence_of(x[rows], y[rows]) for rows in batches]
-    return sum(parts[1:], parts[0])
+    evidences = [mll.evidence_of(x[rows], y[rows]) for rows in batches]
+    # Curvatures of batches add up; sum() would start from the number 0.
+    return sum(evidences[1:], evidences[0])
 
 
 @torch.no_grad()
 def outputs_at(network: torch.nn.Module, x: Tensor) -> Tensor:
     """Of the network, ``(N, C)``."""
-    return torch.cat([network(part) for part in x.split(_AT_ONCE)])
+    return torch.cat([network(batch) for batch in x.split(_AT_ONCE)])
 
 
 def predictive_scores(
@@ -353,7 +368,7 @@ def predictive_scores(
         label: What the names of the scores end in.
     """
     probabilities = outputs.softmax(-1).mean(0)
-    densities = marginal_log_densities(cast(Any, mll.likelihood), outputs, y)
+    densities = marginal_log_densities(mll.likelihood, outputs, y)
     return {
         f"accuracy_{label}": float((probabilities.argmax(-1) == y).double().mean()),
         f"log_density_{label}": float(densities.mean()),

@@ -22,16 +22,15 @@ N = 16
 SCHEMES = ("prior", "posterior", "concurrent")
 
 
-def data(seed=7):
-    generator = torch.Generator().manual_seed(seed)
+def data():
+    generator = torch.Generator().manual_seed(7)
     x = torch.rand(N, 1, generator=generator, dtype=torch.float64)
     noise = torch.randn(N, generator=generator, dtype=torch.float64)
     return x, torch.sin(6 * x.squeeze(-1)) + 0.2 * noise
 
 
-def gp(lengthscale, kernel="rbf", y=None, x=None):
-    points, target = data()
-    x, y = points if x is None else x, target if y is None else y
+def gp(lengthscale, kernel="rbf", points=None):
+    x, y = points or data()
     model = GPRegression(x, y, kernel, "zero", standardize=False)
     model.likelihood.noise = torch.tensor(0.1, dtype=torch.float64)
     if kernel == "rbf":
@@ -44,10 +43,10 @@ def models():
     return [gp(0.3), gp(0.01)]
 
 
-def predictions(seed=7, n=6, count=3):
-    generator = torch.Generator().manual_seed(seed)
-    means = torch.randn(n, count, generator=generator, dtype=torch.float64)
-    variances = torch.rand(n, count, generator=generator, dtype=torch.float64)
+def predictions():
+    generator = torch.Generator().manual_seed(7)
+    means = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+    variances = torch.rand(6, 3, generator=generator, dtype=torch.float64)
     return ModelPredictions(means, variances, means.sum(-1) + 0.5)
 
 
@@ -84,8 +83,8 @@ def test_missing_targets_are_left_out(scheme):
     holes[[0, 5]] = math.nan
     there = ~holes.isnan()
     with gpytorch.settings.observation_nan_policy("mask"):
-        result = model_predictions([gp(0.3, y=holes)], scheme)
-    expected = model_predictions([gp(0.3, y=y[there], x=x[there])], scheme)
+        result = model_predictions([gp(0.3, points=(x, holes))], scheme)
+    expected = model_predictions([gp(0.3, points=(x[there], y[there]))], scheme)
     for name in ("means", "variances", "target"):
         torch.testing.assert_close(getattr(result, name), getattr(expected, name))
 

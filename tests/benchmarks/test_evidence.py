@@ -38,12 +38,12 @@ def test_networks_and_their_starts():
     assert len(set(ARCHITECTURES)) >= 20
     for name in ARCHITECTURES:
         for channels, size in ((1, 8), (3, 32)):
-            one, again, other = (network(name, channels, size, 10, seed) for seed in (0, 0, 1))
+            first, again, other = (network(name, channels, size, 10, seed) for seed in (0, 0, 1))
             x = torch.randn(2, channels, size, size)
-            assert one(x).shape == (2, 10)
-            assert torch.equal(one(x), again(x))
+            assert first(x).shape == (2, 10)
+            assert torch.equal(first(x), again(x))
             if not name.startswith("resnet"):  # whose last layer starts at zero
-                assert not torch.equal(one(x), other(x))
+                assert not torch.equal(first(x), other(x))
 
 
 def test_images_are_parted_and_scaled():
@@ -64,53 +64,50 @@ def test_turned_images():
     assert float(turned.min()) >= float(x.min()) - 1e-5
 
 
+def run_small(study, results, *more, names=SMALL["architectures"], num_train=120):
+    ran = command(
+        "run", study, "--architectures", ",".join(names), "--num-train", num_train, "--epochs", 2,
+        "--precisions", 0.5, "--results", results, "--quiet", *more,
+    )  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+
+
+def report_of(results, *more):
+    told = command("report", "--results", results, *more)
+    assert told.exit_code == 0, told.output
+    return told.output
+
+
 @pytest.mark.parametrize("study", ["architectures", "bounds", "training-speed"])
 def test_a_study_end_to_end(study, tmp_path):
     results, rows = tmp_path / "a.sqlite", tmp_path / "a.csv.gz"
     names = SMALL["architectures"] if study != "bounds" else ("mlp-8x1",)
-    ran = command(
-        "run", study, "--architectures", ",".join(names), "--num-train", 120, "--epochs", 2,
-        "--seeds", 1, "--precisions", 0.5, "--results", results, "--quiet",
-    )  # fmt: skip
-    assert ran.exit_code == 0, ran.output
-    report = command("report", "--results", results, "--csv", rows)
-    assert report.exit_code == 0, report.output
-    assert f"run {study} --architectures" in report.output
-    assert "--num-train 120 --epochs 2" in report.output
-    assert "0 failed" in report.output
-    assert "nan" not in report.output
+    run_small(study, results, "--seeds", 1, names=names)
+    told = report_of(results, "--csv", rows)
+    assert f"run {study} --architectures" in told
+    assert "--num-train 120 --epochs 2" in told
+    assert "0 failed" in told
+    assert "nan" not in told
     assert len(pandas.read_csv(rows, comment="#")) == len(
         make_grid(study, **(SMALL | {"architectures": names, "seeds": 1, "precisions": (0.5,)}))
     )
 
 
 def test_a_report_of_two_networks_has_no_correlations(tmp_path):
-    results = tmp_path / "a.sqlite"
-    ran = command(
-        "run", "architectures", "--architectures", "mlp-8x1,cnn-4x1", "--num-train", 120,
-        "--epochs", 1, "--precisions", 0.5, "--results", results, "--quiet",
-    )  # fmt: skip
-    assert ran.exit_code == 0, ran.output
-    report = command("report", "--results", results)
-    assert report.exit_code == 0, report.output
-    assert "## The networks" in report.output
-    assert "correlation" not in report.output
+    run_small("architectures", tmp_path / "a.sqlite", names=("mlp-8x1", "cnn-4x1"))
+    told = report_of(tmp_path / "a.sqlite")
+    assert "## The networks" in told
+    assert "correlation" not in told
 
 
 def test_networks_on_more_images_have_rows_of_their_own(tmp_path):
-    results = tmp_path / "a.sqlite"
     for count in (40, 120):
-        ran = command(
-            "run", "architectures", "--architectures", ",".join(SMALL["architectures"]),
-            "--num-train", count, "--epochs", 2, "--precisions", 0.5, "--members", 1,
-            "--results", results, "--quiet",
-        )  # fmt: skip
-        assert ran.exit_code == 0, ran.output
-    report = command("report", "--results", results).output
-    assert "| images | precision | architecture |" in report
-    assert "## What one network and averages reach" in report
-    assert "| images | precision | networks | score |" in report
-    assert report.index("| 40 | 0.5 | cnn-4x1 |") < report.index("| 120 | 0.5 | cnn-4x1 |")
+        run_small("architectures", tmp_path / "a.sqlite", "--members", 1, num_train=count)
+    told = report_of(tmp_path / "a.sqlite")
+    assert "| images | precision | architecture |" in told
+    assert "## What one network and averages reach" in told
+    assert "| images | precision | networks | score |" in told
+    assert told.index("| 40 | 0.5 | cnn-4x1 |") < told.index("| 120 | 0.5 | cnn-4x1 |")
 
 
 def test_an_ensemble_adds_scores_and_changes_no_other():
@@ -126,10 +123,10 @@ def test_an_ensemble_adds_scores_and_changes_no_other():
 
 def test_precisions_learned_in_training_have_the_larger_evidence():
     cells = make_grid("architectures", **(SMALL | ONE | {"epochs": 12}))
-    (found,) = [run_cell(cell | {"members": 1}) for cell in cells]
-    assert found["lml_online"] > found["lml"]
-    assert found["accuracy_online"] > 0.1
-    assert found["log_density_online"] < 0.0
+    (scores,) = [run_cell(cell | {"members": 1}) for cell in cells]
+    assert scores["lml_online"] > scores["lml"]
+    assert scores["accuracy_online"] > 0.1
+    assert scores["log_density_online"] < 0.0
 
 
 def test_bounds_are_below_the_full_evidence():
@@ -139,35 +136,25 @@ def test_bounds_are_below_the_full_evidence():
     values = {cell["structure"]: run_cell(cell)["evidence"] for cell in whole}
     ordered = [values[name] for name in keep]
     assert ordered == sorted(ordered, reverse=True)
-    of_batches = [
-        cell
-        for cell in cells
-        if cell["structure"] == "kernel"
-        and cell["outputs"] != "single"
-        and cell["batch_size"] < 120
-    ]
-    for cell in of_batches:
-        assert run_cell(cell)["evidence"] < values["full"]
+    for cell in cells:
+        if cell["structure"] == "kernel" and cell["batch_size"] < 120:
+            # One output bounds the evidence in the mean over draws only.
+            assert cell["outputs"] == "single" or run_cell(cell)["evidence"] < values["full"]
 
 
-def write_tables(folder, monkeypatch, names, num_data):
-    """Made tables in place of the data sets of these names."""
-    monkeypatch.setenv("GPCLML_DATA", str(folder))
-    sizes = {name: data_files()[name][0].num_features for name in names}
-    register(
-        monkeypatch,
-        [write_table(folder, name, smooth_rows(num_data, d)) for name, d in sizes.items()],
-    )
+@pytest.fixture
+def _made_tables(tmp_path, monkeypatch):
+    """Made tables in place of the data sets of the study."""
+    monkeypatch.setenv("GPCLML_DATA", str(tmp_path))
+    sizes = {name: data_files()[name][0].num_features for name in ONLINE_TABLES}
+    tables = [write_table(tmp_path, name, smooth_rows(120, d)) for name, d in sizes.items()]
+    register(monkeypatch, tables)
 
 
-def test_invariance_and_online_cells(tmp_path, monkeypatch):
-    write_tables(tmp_path, monkeypatch, ONLINE_TABLES, 40)
-    learned, plain = make_grid(
-        "invariance",
-        data="digits",
-        seeds=1,
-        **(SMALL | {"architectures": ("cnn-4x1",), "epochs": 5}),
-    )[:2]
+@pytest.mark.usefixtures("_made_tables")
+def test_invariance_and_online_cells():
+    small = SMALL | {"architectures": ("cnn-4x1",), "epochs": 5}
+    learned, plain = make_grid("invariance", data="digits", seeds=1, **small)[:2]
     scores = run_cell(learned)
     assert 0 < scores["rotation"] < 90
     assert set(run_cell(plain)) < set(scores)
@@ -177,21 +164,21 @@ def test_invariance_and_online_cells(tmp_path, monkeypatch):
         assert math.isfinite(run_cell(cell)["evidence"])
 
 
-def test_networks_on_made_tables(tmp_path, monkeypatch):
-    write_tables(tmp_path, monkeypatch, ONLINE_TABLES, 120)
-    cell = make_grid("online")[0] | {"epochs": 150, "data": "yacht"}
-    scores = run_cell(cell)
-    assert scores["rmse"] < 2  # the spread of the targets is 4
+def check_regression(largest_error):
+    scores = run_cell(make_grid("online")[0] | {"epochs": 150, "data": "yacht"})
+    assert scores["rmse"] < largest_error
     assert math.isfinite(scores["nll_laplace"])
+
+
+@pytest.mark.usefixtures("_made_tables")
+def test_networks_on_made_tables():
+    check_regression(2)  # the spread of the targets is 4
 
 
 @pytest.mark.data
 def test_networks_on_real_tables(data_folder, monkeypatch):
     monkeypatch.setenv("GPCLML_DATA", str(data_folder))
-    cell = make_grid("online")[0] | {"epochs": 150, "data": "yacht"}
-    scores = run_cell(cell)
-    assert scores["rmse"] < 12  # the spread of the targets is 15
-    assert math.isfinite(scores["nll_laplace"])
+    check_regression(12)  # the spread of the targets is 15
 
 
 def test_residual_network_is_trained():

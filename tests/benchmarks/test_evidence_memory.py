@@ -11,11 +11,11 @@ from benchmarks.evidence.memory import STEPS, ImagesOnDisk, memory_of_step, writ
 def test_images_are_read_as_they_were_written(tmp_path):
     write_images(tmp_path, 40)
     data = ImagesOnDisk(str(tmp_path))
-    images = torch.stack([data[place][0] for place in range(len(data))])
-    labels = torch.tensor([data[place][1] for place in range(len(data))])
+    images = torch.stack([data[index][0] for index in range(len(data))])
+    labels = torch.tensor([data[index][1] for index in range(len(data))])
     assert images.shape == (40, 3, 32, 32)
     assert -1 <= float(images.min()) < float(images.max()) <= 1
-    brightness = torch.stack([images[labels == one].mean() for one in labels.unique()])
+    brightness = torch.stack([images[labels == label].mean() for label in labels.unique()])
     assert bool((brightness.diff() > 0).all())
 
 

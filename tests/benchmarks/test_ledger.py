@@ -12,9 +12,9 @@ import torch
 from benchmarks._figures import new_figure, save_figure
 from benchmarks.evidence.ledger import uci_networks
 from benchmarks.evidence.ledger.claims import differs, graded, listed, mean_and_error, with_error
-from benchmarks.evidence.ledger.elbo_families import learned_bound
-from benchmarks.evidence.ledger.elbo_published import _Run, drawn_features, published_run, sine
+from benchmarks.evidence.ledger.elbo import _Run, drawn_features, learned_bound, published_run, sine
 from benchmarks.evidence.ledger.page import EXPERIMENTS, chosen_experiments
+from benchmarks.runner.code import code_version
 from gpclml.errors import UnknownNameError
 
 SMALL = {
@@ -78,9 +78,11 @@ def test_an_experiment_end_to_end(name, tmp_path, monkeypatch):
     np.testing.assert_equal(without_times(rows[0]), without_times(again))  # the seed is all
     claims = experiment.claims(pandas.DataFrame(rows))
     assert claims
-    assert all("nan" not in claim.ours for claim in claims)
-    assert all(claim.source and claim.statement and claim.published for claim in claims)
-    assert all(claim.rule for claim in claims)
+    for claim in claims:
+        assert all((claim.source, claim.statement, claim.published, claim.rule))
+        assert "nan" not in claim.ours
+    assert "benchmarks.evidence.ledger.claims" not in experiment.modules
+    code_version(experiment.run, experiment.modules)  # all are found
     figure = new_figure(*experiment.size, layout="constrained")
     experiment.draw(pandas.DataFrame(rows), figure)
     save_figure(figure, tmp_path / "a.png")
@@ -89,7 +91,7 @@ def test_an_experiment_end_to_end(name, tmp_path, monkeypatch):
 
 def test_every_experiment_is_tried():
     assert set(SMALL) == set(EXPERIMENTS)
-    short = [one for name, one in EXPERIMENTS.items() if name != "uci-networks"]
+    short = [experiment for name, experiment in EXPERIMENTS.items() if name != "uci-networks"]
     assert chosen_experiments("ledger") == short
     assert chosen_experiments("uci-networks") == [EXPERIMENTS["uci-networks"]]
     with pytest.raises(UnknownNameError, match="Did you mean 'fourier'"):
@@ -117,18 +119,18 @@ def test_differences():
 
 
 def test_what_a_restricted_posterior_predicts():
-    found = learned_bound("diagonal", 0, 3, [0.1], temperature=0.5)
-    model, mll = found.model, found.objective
+    learned = learned_bound("diagonal", 0, 3, [0.1], temperature=0.5)
+    model, mll = learned.model, learned.objective
     with torch.no_grad():
         data = mll.data_at(model(*model.train_inputs), model.train_targets)
-        q, phi = mll.weights_at(data), model.features(found.test_x)
+        q, phi = mll.weights_at(data), model.features(learned.test_x)
         variance = phi.square() @ q.variance() + model.noise
-        error = found.test_y - phi @ q.mean
+        error = learned.test_y - phi @ q.mean
         density = -0.5 * (error.square() / variance + (2 * math.pi * variance).log())
-    scores = found.scores_of_q()
+    scores = learned.scores_of_q()
     assert scores["q_test"] == pytest.approx(float(density.mean()))
     assert scores["q_rmse"] == pytest.approx(float(error.square().mean().sqrt()))
-    assert abs(scores["q_test"] - found.scores()["test"]) > 0.01  # the exact posterior's
+    assert abs(scores["q_test"] - learned.scores()["test"]) > 0.01  # the exact posterior's
 
 
 @pytest.mark.parametrize(
@@ -150,9 +152,9 @@ def test_the_verdict_on_tempering_is_of_q_and_its_noise(noise, rmse, verdict):
 
 
 def test_a_cold_posterior_finds_the_noise():
-    found = learned_bound("diagonal", 0, 1000, [0.1], temperature=1 / 16)
-    assert found.scores()["noise"] == pytest.approx(0.123, abs=5e-4)
-    assert found.scores_of_q()["q_rmse"] == pytest.approx(0.434, abs=5e-4)
+    learned = learned_bound("diagonal", 0, 1000, [0.1], temperature=1 / 16)
+    assert learned.scores()["noise"] == pytest.approx(0.123, abs=5e-4)
+    assert learned.scores_of_q()["q_rmse"] == pytest.approx(0.434, abs=5e-4)
 
 
 def test_the_authors_steps_start_from_the_same_bound():
@@ -168,9 +170,9 @@ def test_the_authors_steps_start_from_the_same_bound():
 
 
 def test_what_is_printed_is_of_the_features_after_the_best_epoch():
-    found = published_run(2, 1000, [0.1], temperature=64.0)
-    assert found["lml"] == pytest.approx(-47.53, abs=0.01)
-    assert found["elbo"] < -6e4  # of the best epoch itself -6478
+    printed = published_run(2, 1000, [0.1], temperature=64.0)
+    assert printed["lml"] == pytest.approx(-47.53, abs=0.01)
+    assert printed["elbo"] < -6e4  # of the best epoch itself -6478
 
 
 @pytest.mark.parametrize(
@@ -181,10 +183,10 @@ def test_the_verdict_on_a_crossing(gap, verdict):
     numbers = [25, 158, 251, 1000]
     rows = [
         {"family": family, "number": number, "elbo": [-n * number, -n * number - 1],
-         "lml": [n * one, n * one + 0.1], "noise": [0.1, 0.2]}
-        for number, one in zip(numbers, gap, strict=True)
+         "lml": [n * nats, n * nats + 0.1], "noise": [0.1, 0.2]}
+        for number, nats in zip(numbers, gap, strict=True)
         for n, family in enumerate(["diagonal", "rank-1"])
     ]  # fmt: skip
     bounds, crossing = EXPERIMENTS["elbo-sweep"].claims(pandas.DataFrame(rows))
     assert (bounds.verdict, crossing.verdict) == ("reproduced", verdict)
-    assert not crossing.at_size
+    assert not crossing.full_size

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from benchmarks.evidence.ledger import (
-    affine_invariance,
     evidence_bounds,
     evidence_ranking,
     online_curve,
@@ -32,8 +31,8 @@ def test_networks_of_a_stack_are_trained_each_alone():
     alone = Networks([4], x[None], y[None], 30)
     train_fixed(stack, [2.0, 5.0], [0.5, 0.1])
     train_fixed(alone, [5.0], [0.1])
-    for one, two in zip(stack.weights, alone.weights, strict=True):
-        assert torch.allclose(one[1], two[0], atol=1e-5)
+    for stacked, two in zip(stack.weights, alone.weights, strict=True):
+        assert torch.allclose(stacked[1], two[0], atol=1e-5)
     alike = stack.outputs(stack.x.float())[1].double()
     assert torch.allclose(alike, stack.single[1](stack.x[1])[:, 0], atol=1e-6)
 
@@ -43,24 +42,24 @@ def test_batches_of_a_stack_have_their_share_of_the_prior():
 
     def trained(size: int | None, epochs: int, seeds: tuple[int, ...] = (3, 4)) -> Networks:
         k = len(seeds)
-        of_each = x.expand(k, -1, -1), y.expand(k, -1)
-        networks = Networks(seeds, *of_each, epochs, batch_size=size)
+        data = x.expand(k, -1, -1), y.expand(k, -1)
+        networks = Networks(seeds, *data, epochs, batch_size=size)
         train_fixed(networks, [5.0] * k, [0.1] * k)
         return networks
 
     stack, alone = trained(64, 30), trained(64, 30, (4,))
-    for one, two in zip(stack.weights, alone.weights, strict=True):
-        assert torch.allclose(one[1], two[0], atol=1e-5)
+    for stacked, two in zip(stack.weights, alone.weights, strict=True):
+        assert torch.allclose(stacked[1], two[0], atol=1e-5)
     whole = trained(None, 3000)  # both end near one mode
-    parts = trained(64, 3000)
-    for one, two in zip(whole.single, parts.single, strict=True):
-        values = [objective(net, 200, precision=5.0, noise=0.1) for net in (one, two)]
+    batched = trained(64, 3000)
+    for stacked, two in zip(whole.single, batched.single, strict=True):
+        values = [objective(net, 200, precision=5.0, noise=0.1) for net in (stacked, two)]
         first, second = (mll.log_joint(mll.model(whole.x[0]), y) for mll in values)
         assert float(first.detach()) == pytest.approx(float(second.detach()), abs=0.05)
 
 
 def test_a_stack_climbs_the_log_joint_of_the_library():
-    x, y = (part[:40] for part in online_curve.curve("stand-in"))
+    x, y = (values[:40] for values in online_curve.curve("stand-in"))
     networks = Networks([0], x[None], y[None], 1)
     before = objective(networks.single[0], 40, precision=2.0, noise=0.3)
     other = Networks([0], x[None], y[None], 1)
@@ -69,15 +68,17 @@ def test_a_stack_climbs_the_log_joint_of_the_library():
         lr=1e-2, progress=False,
     )  # fmt: skip
     train_fixed(networks, [2.0], [0.3])
-    for one, two in zip(networks.single[0].parameters(), other.single[0].parameters(), strict=True):
-        assert torch.allclose(one, two, atol=1e-6)
+    for ours, two in zip(
+        networks.single[0].parameters(), other.single[0].parameters(), strict=True
+    ):
+        assert torch.allclose(ours, two, atol=1e-6)
     assert before.model.network is networks.single[0]
 
 
 def test_hyperparameters_learned_online_raise_the_evidence():
     x, y = online_curve.curve("stand-in")
     networks = Networks([0, 0], x.expand(2, -1, -1), y.expand(2, -1), 300, torch.nn.Tanh)
-    mlls = [objective(one, len(y), by="network", precision=10.0) for one in networks.single]
+    mlls = [objective(network, len(y), by="network", precision=10.0) for network in networks.single]
     history = train_online(networks, mlls, every=10)
     assert np.allclose(history[0], history[1], atol=1e-3)
     assert history[0][-1] > history[0][0] + 0.1
@@ -99,18 +100,18 @@ def cells_of_uci(nlls: dict[str, float], data: str = "yacht") -> pandas.DataFram
 
 def test_verdicts_on_uci_networks():
     nlls = {"full": 5.0, "ef": 9.0, "kronecker": 1.4, "CV, mode": 2.3, "CV, Laplace": 2.5}
-    found = uci_networks.EXPERIMENT.claims(cells_of_uci(nlls))
-    full, fisher, kronecker, online, posterior = (claim.verdict for claim in found)
+    claims = uci_networks.EXPERIMENT.claims(cells_of_uci(nlls))
+    full, fisher, kronecker, online, posterior = (claim.verdict for claim in claims)
     assert (full, fisher, kronecker) == ("reproduced", "not", "reproduced")
     assert (online, posterior) == ("reproduced", "not")  # the posterior is worse than the mode
-    assert not any(claim.at_size for claim in found)  # one set of eight
+    assert not any(claim.full_size for claim in claims)  # one set of eight
 
 
 def test_the_chosen_precision_is_that_of_the_least_validation_nll():
     cell = {"data": "diabetes", "method": "cv", "splits": 2, "epochs": 160}
-    found = uci_networks.run_cell(cell)
-    assert all(5 < value < 7 for value in found["nll_map"])  # a deviation of 77
-    assert all(0.3 < value < 1.2 for value in found["noise"])
+    scores = uci_networks.run_cell(cell)
+    assert all(5 < value < 7 for value in scores["nll_map"])  # a deviation of 77
+    assert all(0.3 < value < 1.2 for value in scores["noise"])
 
 
 @pytest.mark.parametrize(("sign", "verdict"), [(1, "reproduced"), (-1, "not")])
@@ -144,7 +145,7 @@ def test_blocks_of_layers_from_inner_products():
         values.append((mll, mll.evidence_of(data.train_x.double(), data.train_y)))
     (mll, kernel), (_, blocks) = values
     with torch.no_grad():
-        assert evidence_bounds._by_layers(kernel, mll) == pytest.approx(float(blocks()))
+        assert evidence_bounds._layered_evidence(kernel, mll) == pytest.approx(float(blocks()))
         assert float(kernel()) > float(blocks())
     assert float(data.train_x.min()) == 0
 
@@ -159,17 +160,17 @@ def test_the_verdict_on_an_optimum():
     names.append("kronecker, 1, random, all")
     for name in names:
         curves[name] = -np.abs(np.arange(33.0) - 16)
-    found = []
-    for place in (17, 18):
-        curves["kernel, 0.2, random, single"] = -np.abs(np.arange(33.0) - place)
+    verdicts = []
+    for index in (17, 18):
+        curves["kernel, 0.2, random, single"] = -np.abs(np.arange(33.0) - index)
         row = {
             "sweep": "precision", "seed": 0, "estimators": list(curves),
-            "curves": [one.tolist() for one in curves.values()], "seconds": [1.0] * len(curves),
+            "curves": [claim.tolist() for claim in curves.values()], "seconds": [1.0] * len(curves),
         }  # fmt: skip
-        claims = evidence_bounds.EXPERIMENT.claims(pandas.DataFrame([row]))
-        (optimum,) = (one for one in claims if "optimum" in one.statement)
-        found.append(optimum.verdict)
-    assert found == ["reproduced", "not"]
+        claims = evidence_bounds.BOUNDS.claims(pandas.DataFrame([row]))
+        (optimum,) = (claim for claim in claims if "optimum" in claim.statement)
+        verdicts.append(optimum.verdict)
+    assert verdicts == ["reproduced", "not"]
 
 
 @pytest.mark.parametrize(("share", "lost", "verdict"), [
@@ -182,5 +183,5 @@ def test_the_verdict_on_the_price_of_invariances(share, lost, verdict):
         for method, accuracy, seconds in (
             ("none", 80.0, 0.1), ("KFAC-150-1", 90.0 - lost, share), ("KFAC-N-C", 90.0, 1.0))
     ]  # fmt: skip
-    price, gain = affine_invariance.EXPERIMENT.claims(pandas.DataFrame(rows))
+    price, gain = evidence_bounds.AFFINE.claims(pandas.DataFrame(rows))
     assert (price.verdict, gain.verdict) == (verdict, "reproduced")

@@ -12,7 +12,6 @@ import torch
 from benchmarks.evidence.ledger import (
     fourier,
     laplace_toy,
-    learning_curves,
     rational_quadratic,
 )
 
@@ -26,12 +25,12 @@ def reference_folder(data_folder):
 
 
 def test_fourier_evidence_is_that_of_the_reference():
-    cell = fourier.EXPERIMENT.cells()[0] | {"orders": 20}
-    row = fourier.run_cell(cell | {"points": 500, "curves": 200})
+    cell = fourier.FOURIER.cells()[0] | {"orders": 20}
+    row = fourier.run_fourier(cell | {"points": 500, "curves": 200})
     lml = {"M3": 53.803669, "M9": 28.918961, "M9c": 54.233923}
     for name, expected in lml.items():
         assert row[f"{name}_lml"] == pytest.approx(expected, abs=2e-6)
-    claims = fourier.EXPERIMENT.claims(pandas.DataFrame([cell | row]))
+    claims = fourier.FOURIER.claims(pandas.DataFrame([cell | row]))
     crossing = next(claim for claim in claims if "overtakes" in claim.statement)
     assert 280 < int(crossing.ours.split()[2]) < 320
 
@@ -68,8 +67,8 @@ def test_evidence_of_a_uniform_prior(width):
 def test_laplace_evidence_beyond_the_mode():
     data = torch.full((50,), -0.5, dtype=torch.float64)
     assert math.isnan(laplace_toy.laplace_evidence(data, 0.5))  # the mode is at -pi / 6
-    one, other = (laplace_toy.laplace_evidence(data, width) for width in (1.0, math.e))
-    assert one - other == pytest.approx(1.0, abs=1e-12)
+    first, other = (laplace_toy.laplace_evidence(data, width) for width in (1.0, math.e))
+    assert first - other == pytest.approx(1.0, abs=1e-12)
     # With many points the posterior within one period is two normals.
     many = torch.full((10**6,), -0.5, dtype=torch.float64)
     two = laplace_toy.laplace_evidence(many, math.pi) + math.log(2)
@@ -91,8 +90,8 @@ def test_laplace_curves_are_those_of_the_paper(reference_folder):
 
 
 def test_first_terms_hold_the_loss_of_a_vague_prior():
-    cell = learning_curves.EXPERIMENT.cells()[0] | {"points": 600, "orders": 4}
-    row = learning_curves.run_cell(cell)
+    cell = fourier.CURVES.cells()[0] | {"points": 600, "orders": 4}
+    row = fourier.run_curves(cell)
     loss = np.array(row["true"]) - np.array(row["vague"])
     assert loss[:60].sum() > 0.8 * loss.sum() > 50
     assert abs(loss[-60:].sum()) < 2

@@ -6,13 +6,9 @@ import pytest
 import torch
 
 import reference
-from benchmarks.evidence.ledger import (
-    training_speed_linear,
-    training_speed_networks,
-    training_speed_subnetworks,
-)
+from benchmarks.evidence.ledger import training_speed_linear, training_speed_networks
 from benchmarks.evidence.ledger.claims import rank_correlations
-from benchmarks.evidence.ledger.linear_problems import PROBLEMS, linear_models
+from benchmarks.evidence.ledger.training_speed_linear import PROBLEMS, linear_models
 from gpclml.errors import UnknownNameError
 
 
@@ -43,17 +39,16 @@ def test_features_are_prefixes_with_the_informative_first():
 
 
 def test_the_gap_of_the_expected_sum_is_the_sum_of_divergences():
-    cell = training_speed_linear.EXPERIMENT.cells()[0] | {
-        "num_points": 12, "repeats": 2, "steps": 3,
-    }  # fmt: skip
-    row = training_speed_linear.run_cell(cell)
+    small = {"num_points": 12, "repeats": 2, "steps": 3}
+    cell = training_speed_linear.LINEAR.cells()[0] | small
+    row = training_speed_linear.run_linear(cell)
     models = linear_models(cell["problem"], cell["seed"], 12)
-    for place, model in enumerate(models.values()):
+    for index, model in enumerate(models.values()):
         x, y = model.train_inputs[0], model.train_targets
         K = x @ torch.diag(model.prior_variance) @ x.mT + model.noise * torch.eye(12).double()
         exact = reference.log_density(K.detach(), y).item()
-        assert row["lml"][place] == pytest.approx(exact, abs=1e-8)
-        assert row["expected"][place] + row["kl"][place] == pytest.approx(exact, abs=1e-7)
+        assert row["lml"][index] == pytest.approx(exact, abs=1e-8)
+        assert row["expected"][index] + row["kl"][index] == pytest.approx(exact, abs=1e-7)
 
 
 def test_weights_of_a_combination_follow_a_better_model():
@@ -71,11 +66,11 @@ def test_losses_of_subnetworks_are_by_their_own_logits():
     units = torch.randn(7, 200, generator=generator)
     weight = torch.randn(10, 200, generator=generator)
     y = torch.randint(10, (7,), generator=generator)
-    got = training_speed_subnetworks._losses(units, weight, y)
+    got = training_speed_networks._losses(units, weight, y)
     third = torch.nn.functional.cross_entropy(units[:, 20:30] @ weight[:, 20:30].T, y)
     assert got.shape == (20,)
     assert got[2].item() == pytest.approx(third.item(), rel=1e-5)
-    norm = training_speed_subnetworks._norms(weight)[2].item()
+    norm = training_speed_networks._norms(weight)[2].item()
     assert norm == pytest.approx(weight[:, 20:30].norm().item(), rel=1e-5)
 
 

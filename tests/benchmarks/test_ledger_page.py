@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas
 import pytest
 import torch
 
-from benchmarks.evidence.ledger import elbo_importance, infinite_kernels, mlp_mean
+from benchmarks.evidence.ledger import elbo, mlp_mean, training_speed_kernel
 from benchmarks.evidence.ledger.claims import Claim
-from benchmarks.evidence.ledger.elbo_families import learned_bound
+from benchmarks.evidence.ledger.elbo import learned_bound
 from benchmarks.evidence.ledger.page import EXPERIMENTS, _section, headline
 from benchmarks.evidence.study import intervals, posterior_scales
 
@@ -19,8 +21,8 @@ def _claim(verdict, **options):
 
 def test_the_headline_counts_claims_of_papers():
     claims = [
-        _claim("reproduced"), _claim("partly", at_size=False), _claim("not"),
-        _claim("reproduced", own=True),
+        _claim("reproduced"), _claim("partly", full_size=False), _claim("not"),
+        _claim("reproduced", question=True),
     ]  # fmt: skip
     line = headline(claims)
     assert "3 claims of papers: 1 reproduced, 1 partly, 1 not" in line
@@ -31,11 +33,12 @@ def test_the_headline_counts_claims_of_papers():
 def test_a_negative_verdict_says_whose_fault_it_is():
     claims = [_claim("partly", doubt="Ours."), _claim("reproduced", doubt="Nobody's.")]
     cells = pandas.DataFrame({"_seconds": [90.0, 60.0]})
-    text = _section(EXPERIMENTS["density"], claims, cells, "a.png")
+    text = _section(EXPERIMENTS["density"], claims, cells, Path("a.png"))
     assert "Time: 2.5 minutes of one core, 2 cells." in text
     assert "*Partly: It is so.* Ours." in text
     assert "Nobody's" not in text
-    assert "Not examined" in _section(EXPERIMENTS["density"], [_claim("not")], cells, "a.png")
+    unknown = _section(EXPERIMENTS["density"], [_claim("not")], cells, Path("a.png"))
+    assert "Not examined" in unknown
     assert "within 1" in text
 
 
@@ -61,9 +64,9 @@ def test_kernels_of_infinite_width_are_those_of_wide_networks(name):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         finite = torch.stack([_finite_kernel(x, 96, "pooled" in name) for _ in range(6)]).mean(0)
-    exact = infinite_kernels.KERNELS[name](x)
+    exact = training_speed_kernel.KERNELS[name](x)
     assert (2 * finite / exact - 1).abs().max() < 0.15
-    assert infinite_kernels.tangent_kernel(name, x).diagonal().mean() == pytest.approx(1.0)
+    assert training_speed_kernel.tangent_kernel(name, x).diagonal().mean() == pytest.approx(1.0)
 
 
 def _finite_kernel(x, width, pooled):
@@ -91,9 +94,9 @@ def _finite_kernel(x, width, pooled):
 
 
 def test_importance_weights_of_the_exact_posterior_are_the_evidence():
-    found = learned_bound("full", 0, 3, [0.1], num_features=30)
-    weights = elbo_importance._log_weights(found, 5, torch.Generator().manual_seed(0))
-    assert weights.tolist() == pytest.approx([found.scores()["lml"]] * 5, abs=1e-6)
+    learned = learned_bound("full", 0, 3, [0.1], num_features=30)
+    weights = elbo._log_weights(learned, 5, torch.Generator().manual_seed(0))
+    assert weights.tolist() == pytest.approx([learned.scores()["lml"]] * 5, abs=1e-6)
 
 
 def test_the_draw_of_the_network_mean_is_that_of_the_authors():

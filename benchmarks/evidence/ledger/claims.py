@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +19,9 @@ from scipy.stats import rankdata, spearmanr
 from benchmarks._tables import mean_and_error, with_error
 
 __all__ = [
-    "Claim", "Experiment", "Verdict", "array", "differs", "graded", "listed", "mean_and_error",
-    "rank_correlation_rows", "rank_correlations", "rank_interval", "with_error",
+    "Claim", "Experiment", "Verdict", "array", "claims_by", "differs", "graded",
+    "imported_modules", "listed", "mean_and_error", "rank_correlation_rows", "rank_correlations",
+    "rank_interval", "with_error",
 ]  # fmt: skip
 
 Verdict = Literal["reproduced", "partly", "not"]
@@ -36,8 +40,8 @@ class Claim:
         remark: What a reader should know beside it.
         rule: When it counts as reproduced; parts of it make it partly so.
         doubt: Whose fault it is where it is not reproduced, and what was tried.
-        own: Whether it is no claim of the paper but our question about its subject.
-        at_size: Whether it is tried at the size at which the paper claims it.
+        question: Whether it is no claim of the paper but our question about its subject.
+        full_size: Whether it is tried at the size at which the paper claims it.
     """
 
     source: str
@@ -48,8 +52,8 @@ class Claim:
     remark: str = ""
     rule: str = ""
     doubt: str = ""
-    own: bool = False
-    at_size: bool = True
+    question: bool = False
+    full_size: bool = True
 
 
 @dataclass(frozen=True)
@@ -59,24 +63,51 @@ class Experiment:
     Attributes:
         name: As the command takes it.
         title: Of its section.
-        cells: Gives the configurations; each names the experiment.
+        grid: Gives the configurations, but for the name.
         run: Computes one of them; importable.
         claims: Reads the claims off all finished cells.
         draw: Draws them in the manner of the paper.
         size: Of the picture, in inches.
-        modules: Dotted names of modules beside that of ``run`` that decide its results.
         hours: Whether it takes hours, so that it runs by its own name only.
     """
 
     name: str
     title: str
-    cells: Callable[[], Sequence[Mapping[str, Any]]]
+    grid: Callable[[], Iterable[Mapping[str, Any]]]
     run: Callable[[Mapping[str, Any]], dict[str, Any]]
     claims: Callable[[pandas.DataFrame], Sequence[Claim]]
     draw: Callable[[pandas.DataFrame, Figure], None]
     size: tuple[float, float] = (8.0, 3.2)
-    modules: tuple[str, ...] = ()
     hours: bool = False
+
+    def cells(self) -> list[dict[str, Any]]:
+        """The configurations; each names the experiment."""
+        return [{"experiment": self.name, **cell} for cell in self.grid()]
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Dotted names of modules beside that of ``run`` that decide its results."""
+        return imported_modules(self.run.__module__)
+
+
+def imported_modules(name: str) -> tuple[str, ...]:
+    """Modules of ``benchmarks.evidence`` that a module imports, itself or through others."""
+    modules, pending = set[str](), [name]
+    while pending:
+        source = inspect.getsource(importlib.import_module(pending.pop()))
+        imports = [n.module for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom)]
+        # This module words claims: results stay when it changes.
+        new = {m for m in imports if m and m.startswith("benchmarks.evidence.") and m != __name__}
+        pending += new - modules
+        modules |= new
+    return tuple(sorted(modules))
+
+
+def claims_by(
+    *functions: Callable[[pandas.DataFrame], Claim],
+) -> Callable[[pandas.DataFrame], list[Claim]]:
+    """Reads each claim off the cells by a function of its own."""
+    return lambda cells: [function(cells) for function in functions]
 
 
 def array(lists: pandas.Series) -> NDArray[np.float64]:
@@ -91,14 +122,14 @@ def graded(*holds: bool) -> Verdict:
     return "partly" if any(holds) else "not"
 
 
-def listed(parts: Iterable[tuple[Any, ...]], before: str = "") -> tuple[str, Verdict]:
+def listed(lines: Iterable[tuple[Any, ...]], before: str = "") -> tuple[str, Verdict]:
     """What is said of the parts of a claim as one text, and the verdict on all of it.
 
     Args:
-        parts: Of each a text, and whether it holds, once or more often.
+        lines: Of each a text, and whether it holds, once or more often.
         before: Begins the text.
     """
-    texts, holds = zip(*((text, several) for text, *several in parts), strict=True)
+    texts, holds = zip(*((text, several) for text, *several in lines), strict=True)
     return before + "; ".join(texts), graded(*itertools.chain(*holds))
 
 
@@ -123,6 +154,7 @@ def rank_interval(first: ArrayLike, second: ArrayLike) -> tuple[float, float, fl
     The interval has 95 % of 2000 bootstrap samples of the models, drawn with a fixed seed.
     """
     x, y = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    # Models are drawn with replacement, scores of one model together.
     drawn = np.random.RandomState(0).randint(len(x), size=(_RESAMPLED, len(x)))
     low, high = np.nanquantile(rank_correlation_rows(x[drawn], y[drawn]), (0.025, 0.975))
     return float(rank_correlation_rows(x[None], y[None])[0]), float(low), float(high)
@@ -131,6 +163,6 @@ def rank_interval(first: ArrayLike, second: ArrayLike) -> tuple[float, float, fl
 def rank_correlation_rows(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
     """Rank correlation of each row of one array with that row of the other."""
     ranks = [rankdata(values, axis=1) for values in (x, y)]
-    one, two = (rank - rank.mean(1, keepdims=True) for rank in ranks)
+    x_ranks, y_ranks = (rank - rank.mean(1, keepdims=True) for rank in ranks)
     with np.errstate(invalid="ignore"):  # samples of one model
-        return (one * two).sum(1) / np.sqrt((one**2).sum(1) * (two**2).sum(1))
+        return (x_ranks * y_ranks).sum(1) / np.sqrt((x_ranks**2).sum(1) * (y_ranks**2).sum(1))

@@ -27,7 +27,7 @@ _PRIORS = {
 
 
 def _cells() -> list[dict[str, Any]]:
-    return [{"experiment": "density", "seed": 2}]
+    return [{"seed": 2}]
 
 
 def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,13 +44,13 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     """
     draws = torch.tensor(np.random.RandomState(cell["seed"]).randn(_NUM_ALL) + 1)
     train, test = draws[:_NUM_TRAIN], draws[_NUM_TRAIN:]
-    place = torch.zeros(_NUM_TRAIN, 1, dtype=torch.float64)
+    origin = torch.zeros(_NUM_TRAIN, 1, dtype=torch.float64)
 
     def scores(variance: float, mean: float = 0.0) -> tuple[float, float, Normal]:
         model = BayesianLinearModel(
-            place, train - mean, PolynomialFeatures(0), prior_variance=variance, noise=1.0
+            origin, train - mean, PolynomialFeatures(0), prior_variance=variance, noise=1.0
         )
-        predicted = model.predict(place[:1], marginal=True)
+        predicted = model.predict(origin[:1], marginal=True)
         normal = Normal(predicted.mean + mean, predicted.stddev)
         lml = float(log_marginal_likelihood(model))
         return lml, float(normal.log_prob(test).mean()), normal
@@ -63,8 +63,8 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
             name: list(scores(variance, mean)[:2]) for name, (mean, variance, _) in _PRIORS.items()
         }
     return {
-        "variances": variances, "lml": [one for one, _ in curves],
-        "test": [one for _, one in curves], "lml_at_one": lml, "mean_at_one": float(normal.mean),
+        "variances": variances, "lml": [lml for lml, _ in curves],
+        "test": [test for _, test in curves], "lml_at_one": lml, "mean_at_one": float(normal.mean),
         "variance_at_one": float(normal.variance), "priors": priors,
     }  # fmt: skip
 
@@ -125,11 +125,11 @@ def _narrow_or_vague(row: pandas.Series) -> Claim:
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     row = cells.iloc[0]
     axes = figure.subplots(1, 3)
-    for one, name, label in zip(
+    for panel, name, label in zip(
         axes, ("lml", "test"), ("LML, nats", "test log density, nats a point"), strict=False
     ):
-        one.semilogx(row["variances"], row[name])
-        one.set(xlabel="prior variance", ylabel=label)
+        panel.semilogx(row["variances"], row[name])
+        panel.set(xlabel="prior variance", ylabel=label)
     for name, (lml, test) in row["priors"].items():
         axes[-1].plot(lml, test, "o", label=name)
     axes[-1].set(xlabel="LML, nats", ylabel="test log density, nats a point")

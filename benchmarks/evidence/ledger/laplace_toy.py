@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
+from benchmarks.evidence.ledger.claims import Claim, Experiment, claims_by, graded, with_error
 from gpclml.evidence.sampling import log_mean
 
 __all__ = ["EXPERIMENT", "laplace_evidence", "true_evidence"]
@@ -25,10 +26,11 @@ _WIDTHS = (0.05, 1e8)
 _BEYOND = 100.0  # widths from here on hold more than thirty of the modes
 _POINTS = 20001
 _SOURCE = "Lotfi et al. 2022, Figure 3"
+_claim = partial(Claim, _SOURCE)
 
 
 def _cells() -> list[dict[str, Any]]:
-    common = {"experiment": "laplace-toy", "points": 50, "widths": 120, "draws": 100000}
+    common = {"points": 50, "widths": 120, "draws": 100000}
     return [common | {"seed": seed} for seed in range(20)]
 
 
@@ -70,13 +72,16 @@ def true_evidence(data: Tensor, width: float) -> float:
         data: ``(n,)``.
         width: :math:`\alpha`.
     """
+    # The likelihood has the period 2 π: whole periods are integrated once.
     periods = math.floor(width / math.pi)
-    rest = width - periods * math.pi  # on either side of the whole periods, together one 2 rest
-    parts = [_log_integral(data, math.pi * periods, math.pi * periods + rest)]
-    parts.append(_log_integral(data, -math.pi * periods - rest, -math.pi * periods))
+    remainder = (
+        width - periods * math.pi
+    )  # on either side of the whole periods, together one 2 rest
+    integrals = [_log_integral(data, math.pi * periods, math.pi * periods + remainder)]
+    integrals.append(_log_integral(data, -math.pi * periods - remainder, -math.pi * periods))
     if periods:
-        parts.append(_log_integral(data, -math.pi, math.pi) + math.log(periods))
-    return float(torch.logsumexp(torch.stack(parts), dim=0)) - math.log(2 * width)
+        integrals.append(_log_integral(data, -math.pi, math.pi) + math.log(periods))
+    return float(torch.logsumexp(torch.stack(integrals), dim=0)) - math.log(2 * width)
 
 
 def laplace_evidence(data: Tensor, width: float) -> float:
@@ -94,6 +99,7 @@ def laplace_evidence(data: Tensor, width: float) -> float:
         NaN if the mode is outside the prior.
     """
     mode, mean = _mode(data), float(data.mean())
+    # A mode outside the prior has no Laplace approximation.
     if width < abs(mode):
         return math.nan
     curvature = len(data) * (math.cos(mode) ** 2 + (mean - math.sin(mode)) * math.sin(mode))
@@ -109,6 +115,7 @@ def _mode(data: Tensor) -> float:
 def _log_likelihood(data: Tensor, weights: Tensor) -> Tensor:
     """Of all data at each weight, ``(S,)``; the data enter by mean and spread."""
     n, mean = len(data), data.mean()
+    # So the cost does not grow with the number of points.
     spread = (data - mean).square().sum()
     squares = spread + n * (mean - weights.sin()).square()
     return -0.5 * (squares + n * math.log(2 * math.pi))
@@ -118,6 +125,7 @@ def _log_integral(data: Tensor, low: float, high: float) -> Tensor:
     """Log of the integral of the likelihood between two weights."""
     weights = torch.linspace(low, high, _POINTS, dtype=torch.float64)
     values = _log_likelihood(data, weights)
+    # Ends of a trapezoidal rule have half the weight.
     values[[0, -1]] -= math.log(2)
     return torch.logsumexp(values, dim=0) + math.log(max(high - low, 1e-300) / (_POINTS - 1))
 
@@ -128,21 +136,16 @@ def _sampled(data: Tensor, width: float, draws: int, generator: Any) -> float:
     return log_mean(_log_likelihood(data, prior.squeeze(-1))).value
 
 
-def _claims(cells: pandas.DataFrame) -> list[Claim]:
-    return [_flattens(cells), _falls(cells)]
-
-
 def _flattens(cells: pandas.DataFrame) -> Claim:
     curves = [_beyond(row, "lml", _BEYOND) for _, row in cells.iterrows()]
     steepest = max(abs(_slope(*curve)) for curve in curves)
     spreads = [np.ptp(values) for _, values in curves]
     sampled = [_beyond(row, "sampled", _BEYOND) for _, row in cells.iterrows()]
     apart = max(
-        np.abs(one - other)[widths > _BEYOND].max()
-        for (widths, one), (_, other) in zip(curves, sampled, strict=True)
+        np.abs(exact - monte_carlo)[widths > _BEYOND].max()
+        for (widths, exact), (_, monte_carlo) in zip(curves, sampled, strict=True)
     )
-    return Claim(
-        _SOURCE,
+    return _claim(
         "Once the prior holds the modes, the evidence no longer depends on its width.",
         "flat beyond the mode",
         f"slope in log width beyond {_BEYOND:g}: {steepest:.1e} nats at most; "
@@ -155,15 +158,15 @@ def _flattens(cells: pandas.DataFrame) -> Claim:
 
 def _falls(cells: pandas.DataFrame) -> Claim:
     slopes = [_slope(*_beyond(row, "laplace", abs(row["mode"]))) for _, row in cells.iterrows()]
+    # At the widest prior, where one mode of millions is counted.
     short = [row["lml"][-1] - row["laplace"][-1] for _, row in cells.iterrows()]
     curved = sum(abs(mode) > math.pi / 2 - 1e-6 for mode in cells["mode"])
-    return Claim(
-        _SOURCE,
+    return _claim(
         "The Laplace evidence, of one mode, falls without end: slope -1 in the log of the width.",
         "slope -1",
         f"slope {min(slopes):.6f} to {max(slopes):.6f}; at width {_WIDTHS[1]:g} it is "
         f"{with_error(short, 1)} nats too low",
-        graded(max(abs(one + 1) for one in slopes) < 1e-6),
+        graded(max(abs(slope + 1) for slope in slopes) < 1e-6),
         f"On {curved} of {len(cells)} data sets the mean of the data is outside [-1, 1], where the "
         "two modes coincide."
         if curved
@@ -200,5 +203,5 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 
 EXPERIMENT = Experiment(
     "laplace-toy", "A prior too wide: the Laplace evidence falls, the evidence does not", _cells,
-    run_cell, _claims, _draw,
+    run_cell, claims_by(_flattens, _falls), _draw,
 )  # fmt: skip

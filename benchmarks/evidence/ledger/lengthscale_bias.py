@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,11 @@ _PUBLISHED = {
     "clml": (5.4051, 4.7784, 4.4018, 4.1275, 4.0385, 4.0260),
 }
 _SOURCE = "Lotfi et al. 2022, Figure 8a and Appendix H"
+_claim = partial(Claim, _SOURCE)
 
 
 def _cells() -> list[dict[str, Any]]:
-    common = {"experiment": "lengthscale-bias", "lengthscales": 100, "orders": 50}
+    common = {"lengthscales": 100, "orders": 50}
     return [
         common | {"noise": noise, "seed": seed, "sizes": _SIZES}
         for noise, seeds in _NOISES.items()
@@ -66,10 +68,12 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     """
     x, y = _data(cell["seed"], cell["noise"])
     ends = math.log(_LOWEST), math.log(_HIGHEST)
+    # A grid in place of an optimizer: the largest value cannot be missed.
     lengthscales = torch.linspace(*ends, cell["lengthscales"], dtype=x.dtype).exp()
     chosen = {"lml": [], "clml": []}
     for n in cell["sizes"]:
         model = _models(x[:n], y[:n], lengthscales, cell["noise"])
+        # The paper conditions on nine tenths, rounded down.
         orders = RandomOrderings(cell["orders"], int(0.9 * n), seed=0)
         clml = conditional_log_marginal_likelihood(model, orders).mean(-1)
         for name, values in (("lml", log_marginal_likelihood(model)), ("clml", clml)):
@@ -87,6 +91,7 @@ def _data(seed: int, noise: float) -> tuple[Tensor, Tensor]:
 
 def _models(x: Tensor, y: Tensor, lengthscales: Tensor, noise: float) -> GPRegression:
     """A batch of models, one for each lengthscale."""
+    # One batch shares the data: a model for each lengthscale.
     batch = lengthscales.shape
     kernel = RBFKernel(batch_shape=batch)
     x, y = x.expand(*batch, *x.shape), y.expand(*batch, *y.shape)
@@ -97,10 +102,10 @@ def _models(x: Tensor, y: Tensor, lengthscales: Tensor, noise: float) -> GPRegre
 
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
-    of_noise = [(noise, some) for noise, some in cells.groupby("noise", sort=False)]
+    groups = [(noise, some) for noise, some in cells.groupby("noise", sort=False)]
     sizes = cells["sizes"].iloc[0]
-    curves = [(array(some["lml"]), array(some["clml"])) for _, some in of_noise]
-    noises = [float(noise) for noise, _ in of_noise]
+    curves = [(array(some["lml"]), array(some["clml"])) for _, some in groups]
+    noises = [float(noise) for noise, _ in groups]
     return [_overestimates(sizes, noises, curves), _alike(sizes, noises, curves)]
 
 
@@ -109,19 +114,19 @@ _Curves = list[tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 def _overestimates(sizes: list[int], noises: list[float], curves: _Curves) -> Claim:
     texts = [
-        f"noise {noise:g}: " + _by_size(sizes, [with_error(one, 2) for one in lml.T])
+        f"noise {noise:g}: " + _sized(sizes, [with_error(chosen, 2) for chosen in lml.T])
         for noise, (lml, _) in zip(noises, curves, strict=True)
     ]
+    # A lengthscale at the end of the grid would be larger without it.
     ends = np.mean([(lml[:, 0] > 0.99 * _HIGHEST).mean() for lml, _ in curves])
     holds = [
         hold
         for lml, _ in curves
         for hold in (differs(lml[:, 0] - _LENGTHSCALE, 1), differs(lml[:, 0] - lml[:, -1], 1))
     ]
-    return Claim(
-        _SOURCE,
+    return _claim(
         "The LML overestimates the lengthscale with few points, and less with more.",
-        "true 4; LML " + _by_size(sizes, [f"{one:.2f}" for one in _PUBLISHED["lml"]]),
+        "true 4; LML " + _sized(sizes, [f"{chosen:.2f}" for chosen in _PUBLISHED["lml"]]),
         "LML, " + "; ".join(texts),
         graded(*holds),
         "Means include data sets whose largest value lies at the end of the range "
@@ -134,20 +139,18 @@ def _alike(sizes: list[int], noises: list[float], curves: _Curves) -> Claim:
     published = np.subtract(*_PUBLISHED.values())
     texts = []
     for noise, (lml, clml) in zip(noises, curves, strict=True):
-        texts.append(
-            f"noise {noise:g}: CLML " + _by_size(sizes, [with_error(one, 2) for one in clml.T])
-            + "; LML minus CLML " + _by_size(sizes, [with_error(one, 2) for one in (lml - clml).T])
-        )  # fmt: skip
+        means, gaps = ([with_error(chosen, 2) for chosen in x.T] for x in (clml, lml - clml))
+        columns = f"CLML {_sized(sizes, means)}; LML minus CLML {_sized(sizes, gaps)}"
+        texts.append(f"noise {noise:g}: {columns}")
     above = [differs(clml[:, 0] - _LENGTHSCALE, 1) for _, clml in curves]
     near = [
-        abs(mean_and_error(one)[0]) < 0.15 * clml[:, place].mean()
+        abs(mean_and_error(chosen)[0]) < 0.15 * clml[:, index].mean()
         for lml, clml in curves
-        for place, one in enumerate((lml - clml).T)
+        for index, chosen in enumerate((lml - clml).T)
     ]
-    return Claim(
-        _SOURCE,
+    return _claim(
         "The CLML (m = .9 n) does not remove the bias: its curve is much like the LML's.",
-        "LML minus CLML " + _by_size(sizes, [f"{one:+.2f}" for one in published]),
+        "LML minus CLML " + _sized(sizes, [f"{chosen:+.2f}" for chosen in published]),
         "; ".join(texts),
         graded(*above, *near),
         "Appendix H gives a noise of .2, which can be a variance or a deviation: both are tried.",
@@ -158,8 +161,8 @@ def _alike(sizes: list[int], noises: list[float], curves: _Curves) -> Claim:
     )
 
 
-def _by_size(sizes: list[int], values: list[str]) -> str:
-    return ", ".join(f"{one} (n = {n})" for n, one in zip(sizes, values, strict=False))
+def _sized(sizes: list[int], values: list[str]) -> str:
+    return ", ".join(f"{value} (n = {n})" for n, value in zip(sizes, values, strict=False))
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
@@ -168,8 +171,8 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     for axes, noise in zip(several, noises, strict=True):
         some = cells[cells["noise"] == noise]
         for color, name in (("C0", "lml"), ("C1", "clml")):
-            found = [mean_and_error(values) for values in array(some[name]).T]
-            means, errors = zip(*found, strict=True)
+            moments = [mean_and_error(values) for values in array(some[name]).T]
+            means, errors = zip(*moments, strict=True)
             axes.errorbar(sizes, means, errors, color=color, marker="o", label=name.upper())
             label = f"{name.upper()}, published"
             published = _PUBLISHED[name][: len(sizes)]

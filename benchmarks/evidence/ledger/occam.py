@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,14 @@ import torch
 from matplotlib.figure import Figure
 from sklearn.decomposition import PCA
 
-from benchmarks.evidence.ledger.claims import Claim, Experiment, array, graded, with_error
+from benchmarks.evidence.ledger.claims import (
+    Claim,
+    Experiment,
+    array,
+    claims_by,
+    graded,
+    with_error,
+)
 from gpclml.evaluation import log_marginal_likelihood
 from gpclml.models import BayesianLinearModel
 
@@ -22,10 +30,11 @@ _COLUMNS, _TRUE, _NOISE = 8, 3, 0.25
 _DIMENSIONS, _INTRINSIC, _SPREAD = 10, 5, 0.1
 _SIZES = (20, 50, 100, 200, 500, 1000, 2000)
 _SOURCE = "Lotfi et al. 2022, Section 3"
+_claim = partial(Claim, _SOURCE, full_size=False)
 
 
 def _cells() -> list[dict[str, Any]]:
-    return [{"experiment": "occam", "seed": seed, "sizes": _SIZES} for seed in range(100)]
+    return [{"seed": seed, "sizes": _SIZES} for seed in range(100)]
 
 
 def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +56,9 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     most = max(cell["sizes"])
     x = random.randn(most, _COLUMNS)
     y = x[:, :_TRUE] @ random.randn(_TRUE) + math.sqrt(_NOISE) * random.randn(most)
+    # Five directions have variance, the others noise alone.
     deviations = np.concatenate([np.arange(_INTRINSIC, 0, -1), np.zeros(_DIMENSIONS - _INTRINSIC)])
+    # Axes of the data are not those of the coordinates.
     turned = np.linalg.qr(random.randn(_DIMENSIONS, _DIMENSIONS))[0]
     points = (random.randn(most, _DIMENSIONS) * deviations) @ turned
     points += _SPREAD * random.randn(most, _DIMENSIONS)
@@ -65,10 +76,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {"lml": lml, "components": components}
 
 
-def _claims(cells: pandas.DataFrame) -> list[Claim]:
-    return [_nested(cells), _penalty(cells), _components(cells)]
-
-
 def _shares(right: np.ndarray, sizes: list[int]) -> str:
     return ", ".join(f"{share:.2f} (n = {n})" for n, share in zip(sizes, right, strict=True))
 
@@ -76,8 +83,7 @@ def _shares(right: np.ndarray, sizes: list[int]) -> str:
 def _nested(cells: pandas.DataFrame) -> Claim:
     sizes = cells["sizes"].iloc[0]
     right = (array(cells["lml"]).argmax(-1) + 1 == _TRUE).mean(0)
-    return Claim(
-        _SOURCE,
+    return _claim(
         "Of nested linear models that can all fit the data, the evidence chooses the one whose "
         "constraints are true, the more surely the more points.",
         "the constrained model",
@@ -85,7 +91,6 @@ def _nested(cells: pandas.DataFrame) -> Claim:
         graded(right[-1] >= 0.9, right[-1] > right[0]),
         rule="at least .9 with the most points, and more than with the fewest",
         doubt="Ours: a weight that happens to be near zero is not seen by so few points.",
-        at_size=False,
     )
 
 
@@ -94,15 +99,14 @@ def _penalty(cells: pandas.DataFrame) -> Claim:
     lml = array(cells["lml"])
     lost = lml[..., _TRUE - 1] - lml[..., -1]  # by all the columns that say nothing
     slopes = np.polyfit(np.log(sizes), lost.T, 1)[0] / (_COLUMNS - _TRUE)
+    # One data set has no error: anything agrees with it.
     error = slopes.std(ddof=1) / math.sqrt(len(slopes)) if len(slopes) > 1 else math.inf
-    return Claim(
-        _SOURCE,
+    return _claim(
         "Each parameter that is not needed costs half the logarithm of n.",
         "1/2 (Schwarz 1978)",
         f"slope in log n of the LML lost, a parameter: {with_error(slopes, 3)}",
         graded(abs(slopes.mean() - 0.5) < 4 * error + 0.01),
         rule="within four standard errors and .01",
-        at_size=False,
     )
 
 
@@ -116,7 +120,7 @@ def _components(cells: pandas.DataFrame) -> Claim:
         f"5 of 10, share of {len(cells)} data sets: {_shares(right, sizes)}",
         graded(min(right[2:], default=right[-1]) >= 0.9),
         rule="at least .9 from 100 points on",
-        at_size=False,
+        full_size=False,
     )
 
 
@@ -131,13 +135,14 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     curves.legend(fontsize=6)
     right = (array(cells["lml"]).argmax(-1) + 1 == _TRUE).mean(0)
     shares.semilogx(sizes, right, "o-", label="nested linear models")
-    found = (array(cells["components"]) == _INTRINSIC).mean(0)
-    shares.semilogx(sizes, found, "o-", label="Bayesian PCA")
+    components_right = (array(cells["components"]) == _INTRINSIC).mean(0)
+    shares.semilogx(sizes, components_right, "o-", label="Bayesian PCA")
     shares.set(xlabel="points n", ylabel="share of data sets with the true dimension")
     shares.legend(fontsize=7)
 
 
 EXPERIMENT = Experiment(
-    "occam", "What the evidence is for: the true dimension", _cells, run_cell, _claims, _draw,
+    "occam", "What the evidence is for: the true dimension", _cells, run_cell,
+    claims_by(_nested, _penalty, _components), _draw,
 )  # fmt: skip
 """Lotfi et al. (2022), Section 3."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas
@@ -30,7 +30,7 @@ _WITHIN, _EVERY = 0.02, 5  # nats a point; epochs
 
 def _cells() -> list[dict[str, Any]]:
     data = "snelson" if has_files("snelson") else "stand-in"
-    common = {"experiment": "online-curve", "data": data, "epochs": 3000}
+    common = {"data": data, "epochs": 3000}
     return [common | {"seed": seed} for seed in range(3)]
 
 
@@ -48,7 +48,7 @@ def curve(name: str) -> tuple[Tensor, Tensor]:
         x = 6 * torch.rand(200, dtype=torch.float64, generator=generator)
         noise = 0.3 * torch.randn(200, dtype=torch.float64, generator=generator)
         y = (3 * x).sin() * 0.7 - (x - 3.5).square() * 0.2 + noise
-    x, y = ((part - part.mean()) / part.std() for part in (x, y))
+    x, y = ((values - values.mean()) / values.std() for values in (x, y))
     return x.unsqueeze(-1), y
 
 
@@ -68,26 +68,28 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     pairs = [(float(d), float(s)) for d in _DELTAS for s in _NOISES]
 
     def stack(count: int) -> Networks:
-        repeated = (part.expand(count, *part.shape) for part in (x, y))
+        # All networks of a stack see the same points.
+        repeated = (values.expand(count, *values.shape) for values in (x, y))
         return Networks([cell["seed"]] * count, *repeated, cell["epochs"], torch.nn.Tanh)
 
     networks = stack(len(pairs))
     train_fixed(networks, [d for d, _ in pairs], [s**2 for _, s in pairs])
     grid = [
-        objective(one, len(y), "full", "network", d, s**2).evidence_of(x, y)().item()
-        for one, (d, s) in zip(networks.single, pairs, strict=True)
+        objective(network, len(y), "full", "network", d, s**2).evidence_of(x, y)().item()
+        for network, (d, s) in zip(networks.single, pairs, strict=True)
     ]
     networks = stack(len(_STARTS))
     mlls = [
-        objective(one, len(y), "full", "network", start)
-        for one, start in zip(networks.single, _STARTS, strict=True)
+        objective(network, len(y), "full", "network", start)
+        for network, start in zip(networks.single, _STARTS, strict=True)
     ]
+    # Precision and noise are learned by every network for itself.
     history = train_online(networks, mlls, _EVERY)
     return {
         "grid": np.reshape(grid, (len(_DELTAS), -1)).tolist(), "history": history,
-        "online": [max(one) for one in history],
-        "precision": [cast(Any, m.model).prior.log_precision.exp().item() for m in mlls],
-        "noise": [cast(Any, m.likelihood).noise.sqrt().item() for m in mlls],
+        "online": [max(network) for network in history],
+        "precision": [m.model.prior.log_precision.exp().item() for m in mlls],
+        "noise": [m.likelihood.noise.sqrt().item() for m in mlls],
     }  # fmt: skip
 
 
@@ -96,15 +98,16 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
     online = array(cells["online"])
     apart = online - optimum[:, None]
     lines, holds = [], []
-    for place, start in enumerate(_STARTS):
-        mean, error = mean_and_error(apart[:, place])
-        precision, noise = (array(cells[name])[:, place] for name in ("precision", "noise"))
+    for index, start in enumerate(_STARTS):
+        mean, error = mean_and_error(apart[:, index])
+        precision, noise = (array(cells[name])[:, index] for name in ("precision", "noise"))
         lines.append(
             f"from {start:g}: {mean:+.4f} ± {error:.4f} of the grid's optimum, "
-            f"{apart[:, place].min():+.4f} at least; precision {precision.min():.2g} to "
+            f"{apart[:, index].min():+.4f} at least; precision {precision.min():.2g} to "
             f"{precision.max():.2g}, noise {noise.mean():.3f}"
         )
-        holds.append(bool((apart[:, place] > -_WITHIN).all()))
+        holds.append(bool((apart[:, index] > -_WITHIN).all()))
+    # Where the grid has its optimum: precisions are rows, noises columns.
     rows, columns = np.divmod(array(cells["grid"]).reshape(len(cells), -1).argmax(1), len(_NOISES))
     return [
         Claim(
@@ -123,7 +126,7 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
             rule=f"at most {_WITHIN} nats a point below, for each start and seed",
             doubt="Ours: tried with ReLU and tanh units, and with a step on the hyperparameters "
             "after every 20 and every 5 epochs.",
-            at_size=bool((cells["data"] == "snelson").all()),
+            full_size=bool((cells["data"] == "snelson").all()),
         )
     ]  # fmt: skip
 
@@ -138,6 +141,7 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     surface.set(xlabel="precision", ylabel="evidence, nats a point", ylim=(grid.max() - 1, None))
     surface.legend(fontsize="x-small")
     for start, values in zip(_STARTS, row["history"], strict=True):
+        # Hyperparameters are held for the first hundred epochs.
         course.plot(_EVERY * np.arange(20, 20 + len(values)), values, label=f"from {start:g}")
     course.axhline(grid.max(), color="gray", linewidth=0.8, label="best of the grid")
     course.set(xlabel="epoch", title=row["data"], ylim=(grid.max() - 1, grid.max() + 0.1))
@@ -147,6 +151,5 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 EXPERIMENT = Experiment(
     "online-curve", "A curve: hyperparameters learned online reach the grid's optimum", _cells,
     run_cell, _claims, _draw,
-    modules=("benchmarks.evidence.ledger.stacked_networks",),
 )  # fmt: skip
 """Immer et al. (2021), Figures 1 and 4."""

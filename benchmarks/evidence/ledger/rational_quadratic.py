@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,13 @@ _NUM_TRAIN, _NUM_ALL, _NUM_CONDITIONED = 50, 200, 45
 _PAPER_SEED = 22
 _SHAPES = (0.001, 0.01, 0.1, 0.3)
 _SOURCE = "Lotfi et al. 2022, Figures 8b and 23, Appendix H"
+_claim = partial(Claim, _SOURCE)
 
 
 def _cells() -> list[dict[str, Any]]:
     return [
         {
-            "experiment": "rational-quadratic", "seed": seed, "paper": paper, "noise": noise,
+            "seed": seed, "paper": paper, "noise": noise,
             "alphas": 300 if paper else 60, "orders": 1000, "curves": 100,
         }
         for noise in (_OVERESTIMATED, _TRUE_NOISE)
@@ -77,11 +79,12 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     train, test = slice(_NUM_TRAIN), slice(_NUM_TRAIN, None)
     model = _models(x[train], y[train], alphas, cell["noise"])
     orders = RandomOrderings(cell["orders"], _NUM_CONDITIONED, seed=0)
-    every_x, every_y = (part.expand(len(alphas), *part.shape) for part in (x[test], y[test]))
+    every_x, every_y = (values.expand(len(alphas), *values.shape) for values in (x[test], y[test]))
     with torch.no_grad():
         error = model.predict(every_x, marginal=True).mean - function[test]
     shapes = torch.tensor(_SHAPES, dtype=x.dtype)
     curves = learning_curve(_models(x, y, shapes, cell["noise"]), cell["curves"]).cumsum(-1)
+    # Shapes share each order, so that differences have small errors.
     leads = curves[:1] - curves[1:]
     return {
         "alpha": alphas.tolist(),
@@ -102,6 +105,7 @@ def _data_of_paper() -> tuple[Tensor, Tensor, Tensor]:
     x = torch.from_numpy(places).float().unsqueeze(-1)
     squared = (x - x.mT).square() / (2 * _TRUE_ALPHA * _LENGTHSCALE**2)
     covariance = _OUTPUTSCALE * (1 + squared) ** -_TRUE_ALPHA
+    # Float32 and the authors' jitter: without them the draw is another.
     root = torch.linalg.cholesky(covariance + 1e-5 * torch.eye(_NUM_ALL))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_PAPER_SEED)
@@ -117,6 +121,7 @@ def _data(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     squared = (x - x.mT).square() / (2 * _TRUE_ALPHA * _LENGTHSCALE**2)
     covariance = _OUTPUTSCALE * (1 + squared) ** -_TRUE_ALPHA
     root = torch.linalg.cholesky(covariance + 1e-10 * torch.eye(_NUM_ALL, dtype=x.dtype))
+    # The function and its noise.
     draws = torch.randn(2, _NUM_ALL, dtype=x.dtype, generator=generator)
     function = root @ draws[0]
     return x, function + math.sqrt(_TRUE_NOISE) * draws[1], function
@@ -138,9 +143,9 @@ def _models(x: Tensor, y: Tensor, alphas: Tensor, noise: float) -> GPRegression:
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
     claims = []
     over = cells[cells["noise"] == _OVERESTIMATED]
-    of_paper, others = (over[over["paper"] == paper] for paper in (True, False))
-    if len(of_paper):
-        claims += [_on_paper_data(of_paper), _by_shape(of_paper)]
+    paper_cells, others = (over[over["paper"] == paper] for paper in (True, False))
+    if len(paper_cells):
+        claims += [_on_paper_data(paper_cells), _shapes(paper_cells)]
     if len(others):
         claims += [_correlations(others), _choices(others)]
     exact = cells[(cells["noise"] == _TRUE_NOISE) & cells["paper"].ne(True)]
@@ -153,10 +158,9 @@ def _on_paper_data(cells: pandas.DataFrame) -> Claim:
     lml, clml = (float(_correlation(cells, name)[0]) for name in ("lml", "clml"))
     row = cells.iloc[0]
     chosen = {name: row["alpha"][int(np.argmax(row[name]))] for name in ("lml", "clml", "test")}
-    rmse = {name: values[0] for name, values in _of_choices(cells, "rmse").items()}
+    rmse = {name: values[0] for name, values in _chosen(cells, "rmse").items()}
     first = row["lml"][0]
-    return Claim(
-        _SOURCE,
+    return _claim(
         "On the data of the figure, with over-estimated noise, the LML falls where the test "
         "density rises, over shapes, and the CLML follows the test density.",
         "LML 16.17 at .001, where it is largest; the CLML at .19, the test density at .11; "
@@ -178,10 +182,12 @@ def _on_paper_data(cells: pandas.DataFrame) -> Claim:
     )  # fmt: skip
 
 
-def _by_shape(cells: pandas.DataFrame) -> Claim:
+def _shapes(cells: pandas.DataFrame) -> Claim:
     row = cells.iloc[0]
     curves, leads = np.array(row["shapes"]), np.array(row["leads"])
+    # In standard errors over orders.
     clear = leads / np.array(row["leads_error"]).clip(1e-9)
+    # The first number of points after which .001 never leads again.
     overtaken = int(np.flatnonzero((leads > 0).all(0)).max(initial=-1)) + 2
     ends = ", ".join(
         f"{shape:g} {curve[9]:.2f} and {curve[-1]:.1f}"
@@ -207,8 +213,7 @@ def _by_shape(cells: pandas.DataFrame) -> Claim:
 def _correlations(cells: pandas.DataFrame) -> Claim:
     lml, clml = (_correlation(cells, name) for name in ("lml", "clml"))
     ranks = {name: rank_correlations(cells[name], cells["test"]) for name in ("lml", "clml")}
-    return Claim(
-        _SOURCE,
+    return _claim(
         "The same on draws of other seeds: the LML falls where the test density rises, and the "
         "CLML follows it.",
         "correlation with the test density -.71 of the LML, +.93 of the CLML (one data set)",
@@ -227,10 +232,9 @@ def _correlations(cells: pandas.DataFrame) -> Claim:
 
 
 def _choices(cells: pandas.DataFrame) -> Claim:
-    rmse, test, alpha = (_of_choices(cells, name) for name in ("rmse", "test", "alpha"))
+    rmse, test, alpha = (_chosen(cells, name) for name in ("rmse", "test", "alpha"))
     gain, density = rmse["lml"] - rmse["clml"], test["clml"] - test["lml"]
-    return Claim(
-        _SOURCE,
+    return _claim(
         "On draws of other seeds the shape that the CLML chooses predicts better than that which "
         "the LML chooses.",
         "shape .001 by the LML, .19 by the CLML; RMSE to the function .1233 against .0785",
@@ -245,9 +249,8 @@ def _choices(cells: pandas.DataFrame) -> Claim:
 
 def _adequate(cells: pandas.DataFrame) -> Claim:
     lml, clml = (_correlation(cells, name) for name in ("lml", "clml"))
-    test, best = _of_choices(cells, "test"), array(cells["test"]).max(1)
-    return Claim(
-        _SOURCE,
+    test, best = _chosen(cells, "test"), array(cells["test"]).max(1)
+    return _claim(
         "With the true noise both are adequate.",
         "both correlate with the test density, and choose a shape that is nearly the best",
         f"correlation {with_error(lml, 2)} of the LML, {with_error(clml, 2)} of the CLML; joint "
@@ -264,7 +267,7 @@ def _correlation(cells: pandas.DataFrame, name: str) -> NDArray[np.float64]:
     return np.array([np.corrcoef(*pair)[0, 1] for pair in pairs])
 
 
-def _of_choices(cells: pandas.DataFrame, name: str) -> dict[str, NDArray[np.float64]]:
+def _chosen(cells: pandas.DataFrame, name: str) -> dict[str, NDArray[np.float64]]:
     """A curve at the shape that the LML and that the CLML chooses, for each data set."""
     values, sets = array(cells[name]), range(len(cells))
     return {score: values[sets, array(cells[score]).argmax(1)] for score in ("lml", "clml")}
@@ -277,6 +280,7 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
         some = cells[(cells["noise"] == noise) & (cells["paper"] == paper)]
         for name, label in (("lml", "LML"), ("clml", "CLML"), ("test", "test, joint")):
             values = array(some[name])
+            # Scores of data sets differ by constants, which say nothing of shapes.
             below = np.median(values - values.max(1, keepdims=True), axis=0)
             axes.plot(some["alpha"].iloc[0], below, label=label)
         axes.axvline(_TRUE_ALPHA, color="gray", linewidth=0.8)

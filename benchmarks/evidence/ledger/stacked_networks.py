@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from gpytorch.constraints import GreaterThan
@@ -55,6 +55,7 @@ class Networks:
         self.single = [
             MLP([x.shape[-1], _WIDTH, 1], activation, generator=generator(seed)) for seed in seeds
         ]
+        # One batched product trains all networks, far faster than one after another.
         stack = StackedNetwork(self.single)
         self.names, self.weights = zip(*stack.named_stacks(), strict=True)
         self.adam = torch.optim.Adam(self.weights, lr=_RATES[0], fused=True)
@@ -65,9 +66,9 @@ class Networks:
     @torch.no_grad()
     def copy_weights(self) -> None:
         """Gives the single networks the weights as they are."""
-        for place, network in enumerate(self.single):
+        for index, network in enumerate(self.single):
             for name, weight in zip(self.names, self.weights, strict=True):
-                network.get_parameter(name).copy_(weight[place])
+                network.get_parameter(name).copy_(weight[index])
 
     def outputs(self, x: Tensor, weights: Sequence[Tensor] | None = None) -> Tensor:
         """Of network i at member i of the points, ``(k, n)``; by default of all networks."""
@@ -88,6 +89,7 @@ class Networks:
             Mean squared errors before each step, ``(k,)``.
         """
         first, last = _RATES
+        # From one to zero along half a cosine.
         along = 0.5 + 0.5 * math.cos(math.pi * done / max(self.epochs - 1, 1))
         self.adam.param_groups[0]["lr"] = last + (first - last) * along
         (x, y), n = self._points, self.y.shape[1]
@@ -111,9 +113,10 @@ class Networks:
             error = (self.outputs(x[some], weights) - y[some]).square().sum(1)
             squares = torch.stack([w.square().flatten(1).sum(1) for w in weights], -1)
             loss = error / noise[some] + share * (precisions[some] * squares).sum(-1)
-            found = torch.autograd.grad(loss.sum() / (2 * b), weights)
-            for weight, gradient in zip(self.weights, found, strict=True):
-                cast(Tensor, weight.grad)[some] = gradient
+            gradients = torch.autograd.grad(loss.sum() / (2 * b), weights)
+            for weight, gradient in zip(self.weights, gradients, strict=True):
+                weight.grad[some] = gradient
+            # Before the step: they are the residuals of weights that made the gradients.
             errors[some] = error.detach()
         self.adam.step()
         return errors
@@ -131,7 +134,7 @@ def objective(
     likelihood = GaussianLikelihood(noise_constraint=GreaterThan(1e-7))
     likelihood.to(next(network.parameters())).noise = noise
     model = LinearizedNetwork(network, GaussianWeightPrior(network, by, precision))
-    hessian = cast(Literal["ggn", "ef"], "ef" if method == "ef" else "ggn")
+    hessian = "ef" if method == "ef" else "ggn"
     structure = {"kronecker": Kronecker, "diagonal": Diagonal}.get(method, Full)()
     return LaplaceMarginalLogLikelihood(likelihood, model, num_data, structure, hessian=hessian)
 
@@ -148,23 +151,25 @@ def train_online(
         The evidence of each network before these steps, in nats a point.
     """
     hyper = [
-        torch.optim.Adam([cast(Any, mll.model).prior.log_precision,
-                          *cast(Any, mll.likelihood).parameters()], lr=0.1)
+        torch.optim.Adam([mll.model.prior.log_precision,
+                          *mll.likelihood.parameters()], lr=0.1)
         for mll in mlls
     ]  # fmt: skip
     best: list[Any] = [None] * len(mlls)
-    found: list[list[float]] = [[] for _ in mlls]
+    history: list[list[float]] = [[] for _ in mlls]
     noise, precisions = _hyperparameters(networks, mlls)
     for done in range(networks.epochs):
         networks.epoch(done, noise, precisions)
         epoch = done + 1
+        # Evidences cost far more than epochs; the last one is always taken.
         if (epoch < _BURN_IN or epoch % every) and epoch < networks.epochs:
             continue
         networks.copy_weights()
         for k, mll in enumerate(mlls):
             value = mll.evidence_of(networks.x[k], networks.y[k])()
-            found[k].append(float(value.detach()))
-            if found[k][-1] >= max(found[k]):
+            history[k].append(float(value.detach()))
+            # The state has the weights too, which fit these hyperparameters.
+            if history[k][-1] >= max(history[k]):
                 best[k] = copy.deepcopy(mll.state_dict())
             hyper[k].zero_grad()
             (-value).backward()
@@ -172,16 +177,18 @@ def train_online(
         noise, precisions = _hyperparameters(networks, mlls)
     for mll, state in zip(mlls, best, strict=True):
         mll.load_state_dict(state)
-    return found
+    return history
 
 
 @torch.no_grad()
 def _hyperparameters(
     networks: Networks, mlls: Sequence[LaplaceMarginalLogLikelihood]
 ) -> tuple[Tensor, Tensor]:
-    noise = torch.cat([cast(Any, mll.likelihood).noise.reshape(1) for mll in mlls])
-    by_name = [cast(Any, mll.model).prior.precisions() for mll in mlls]
-    precisions = torch.stack([torch.stack([p[n] for n in networks.names]) for p in by_name])
+    noise = torch.cat([mll.likelihood.noise.reshape(1) for mll in mlls])
+    prior_precisions = [mll.model.prior.precisions() for mll in mlls]
+    precisions = torch.stack(
+        [torch.stack([p[n] for n in networks.names]) for p in prior_precisions]
+    )
     return noise.to(networks.weights[0]), precisions.to(networks.weights[0])
 
 
@@ -198,11 +205,12 @@ def train_fixed(
     Returns:
         The variances at the end.
     """
-    by_tensor = torch.tensor(precisions).unsqueeze(-1).expand(-1, len(networks.names))
+    tensor_precisions = torch.tensor(precisions).unsqueeze(-1).expand(-1, len(networks.names))
     variances = torch.ones(len(precisions)) if noise is None else torch.tensor(noise)
     for done in range(networks.epochs):
-        errors = networks.epoch(done, variances, by_tensor)
+        errors = networks.epoch(done, variances, tensor_precisions)
         if noise is None and done >= _BURN_IN and done % 10 == 0:
+            # A network that fits every point would have no noise.
             variances = errors.clamp(min=1e-6)
     networks.copy_weights()
     return variances.tolist()

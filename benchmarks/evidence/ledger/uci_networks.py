@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas
@@ -46,8 +47,10 @@ PUBLISHED: Mapping[str, tuple[tuple[float, float], ...]] = {
 
 _COLUMNS = ("CV, mode", "CV, Laplace", "full", "ef", "kronecker", "diagonal")
 _SPLITS, _SOURCE = 10, "Immer et al. 2021, Table 1"
-_BATCHES = {"naval": 2048}
+_claim = partial(Claim, _SOURCE)
+_BATCHES = {"naval": {"batch_size": 2048}}
 """Points of a step, where 10,000 steps on all points end before the training error has fallen."""
+_TRAIN = ("train_x", "train_y")
 _DELTAS = tuple(10.0**power for power in range(-2, 3))  # of cross-validation
 
 
@@ -55,17 +58,13 @@ def _cells() -> list[dict[str, Any]]:
     names = list(PUBLISHED)  # small ones first
     for name in names:
         _split(name, 0)  # a missing file is told before a cell runs
-    common = {"experiment": "uci-networks", "splits": _SPLITS, "epochs": 10000}
-    chosen = [
-        (data, method)
+    common = {"splits": _SPLITS, "epochs": 10000}
+    return [
+        common | {"data": data, "method": method} | _BATCHES.get(data, {})
         for several in (names[:5], names[5:])
         for methods in (("kronecker", "full"), ("cv",), ("ef",), ("diagonal",))
         for data in several
         for method in methods
-    ]
-    batches = {data: {"batch_size": size} for data, size in _BATCHES.items()}
-    return [
-        common | {"data": data, "method": method} | batches.get(data, {}) for data, method in chosen
     ]
 
 
@@ -91,133 +90,122 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         deviation over that of the targets, ``error``, the mean squared one of the mode in units of
         their variance, and ``evidence`` of training points.
     """
-    parts = [_split(cell["data"], k) for k in range(cell["splits"])]
-    method = cell["method"]
-    train = _by_validation if method == "cv" else _online
-    trained = train(parts, method, cell["epochs"], cell.get("batch_size"))
-    results = [_scores(*one) for one in zip(parts, trained, strict=True)]
-    return {name: [one[name] for one in results] for name in results[0]}
+    splits = [_split(cell["data"], k) for k in range(cell["splits"])]
+    steps = cell["epochs"], cell.get("batch_size")
+    if cell["method"] == "cv":
+        trained = _validated(splits, *steps)
+    else:
+        networks = _stack(splits, *steps)
+        n = networks.x.shape[1]
+        trained = [objective(network, n, cell["method"]) for network in networks.single]
+        train_online(networks, trained)
+    results = list(map(_scores, splits, trained))
+    return {name: [result[name] for result in results] for name in results[0]}
 
 
 def _split(name: str, k: int) -> dict[str, Any]:
     """Standardized training and test points of a split, and the unit of its targets."""
     data = load(name)
+    # The set that ships with scikit-learn has no published splits.
     rows = split(data.num_data, k) if name == EMBEDDED else load_published_split(name, k)
-    x, y = data.inputs[rows.train], data.targets[rows.train]
-    of_x, of_y = Standardizer.fit(x, dim=0), Standardizer.fit(y, dim=0)
-    points = {
-        f"{part}_{axis}": scale.transform(values[which]).double()
-        for part, which in (("train", rows.train), ("test", rows.test))
-        for axis, scale, values in (("x", of_x, data.inputs), ("y", of_y, data.targets))
-    }
-    return {**points, "unit": float(of_y.scale), "seed": k}
+    x_scale = Standardizer.fit(data.inputs[rows.train], dim=0)
+    y_scale = Standardizer.fit(data.targets[rows.train], dim=0)
+    x = x_scale.transform(data.inputs).double()
+    y = y_scale.transform(data.targets).double()
+    return {
+        "train_x": x[rows.train], "train_y": y[rows.train], "test_x": x[rows.test],
+        "test_y": y[rows.test], "unit": float(y_scale.scale), "seed": k,
+    }  # fmt: skip
 
 
-def _online(
-    parts: list[dict[str, Any]], method: str, epochs: int, batch_size: int | None
-) -> list[Any]:
-    """An objective for each split, trained online."""
-    networks = _stack(parts, epochs, batch_size)
-    mlls = [objective(one, networks.x.shape[1], method) for one in networks.single]
-    train_online(networks, mlls)
-    return mlls
+def _stack(splits: list[dict[str, Any]], epochs: int, batch_size: int | None) -> Networks:
+    x, y = (torch.stack([split_data[name] for split_data in splits]) for name in _TRAIN)
+    seeds = [split_data["seed"] for split_data in splits]
+    return Networks(seeds, x, y, epochs, batch_size=batch_size)
 
 
-def _stack(parts: list[dict[str, Any]], epochs: int, batch_size: int | None) -> Networks:
-    x, y = (torch.stack([part[f"train_{axis}"] for part in parts]) for axis in "xy")
-    return Networks([part["seed"] for part in parts], x, y, epochs, batch_size=batch_size)
-
-
-def _by_validation(
-    parts: list[dict[str, Any]], _: str, epochs: int, batch_size: int | None
-) -> list[Any]:
+def _validated(splits: list[dict[str, Any]], *steps: Any) -> list[Any]:
     """Objectives for each split by the best precision for modes, and for the posterior."""
-    held = len(parts[0]["train_y"]) // 10
+    held = len(splits[0]["train_y"]) // 10
     inner = []
-    for part in parts:
-        order = torch.randperm(
-            len(part["train_y"]), generator=torch.Generator().manual_seed(part["seed"])
-        )
-        points = {
-            f"{name}_{axis}": part[f"train_{axis}"][rows]
-            for name, rows in (("train", order[held:]), ("test", order[:held]))
-            for axis in "xy"
-        }
-        inner += [part | points] * len(_DELTAS)
-    mlls = _at_deltas(inner, [*_DELTAS] * len(parts), epochs, batch_size)
-    found = [_scores(part, mll) for part, mll in zip(inner, mlls, strict=True)]
-    table = {
-        name: np.array([one[name] for one in found]).reshape(len(parts), -1)
-        for name in ("error", "nll_laplace")
-    }
-    places = {name: values.argmin(1) for name, values in table.items()}
-    deltas = {name: [_DELTAS[place] for place in some] for name, some in places.items()}
-    noise = table["error"].min(1).tolist()  # what a mode errs by on points that it has not seen
-    return list(
-        zip(
-            _at_deltas(parts, deltas["error"], epochs, batch_size, noise),
-            _at_deltas(parts, deltas["nll_laplace"], epochs, batch_size),
-            strict=True,
-        )
-    )
+    for split_data in splits:
+        generator = torch.Generator().manual_seed(split_data["seed"])
+        order = torch.randperm(len(split_data["train_y"]), generator=generator)
+        x, y = (split_data[name][order] for name in _TRAIN)
+        points = {"train_x": x[held:], "train_y": y[held:], "test_x": x[:held], "test_y": y[:held]}
+        # One stack trains every precision of every split.
+        inner += [split_data | points] * len(_DELTAS)
+    mlls = _trained_at(inner, [*_DELTAS] * len(splits), *steps)
+    scores = pandas.DataFrame(map(_scores, inner, mlls))
+
+    def best(score: str) -> tuple[list[float], list[float]]:
+        values = scores[score].to_numpy().reshape(len(splits), -1)
+        return [_DELTAS[index] for index in values.argmin(1)], values.min(1).tolist()
+
+    # Modes choose by their error, posteriors by their density.
+    deltas, errors = best("error")
+    # The noise of a mode is what it errs by on points that it has not seen.
+    modes = _trained_at(splits, deltas, *steps, noise=errors)
+    posteriors = _trained_at(splits, best("nll_laplace")[0], *steps)
+    return list(zip(modes, posteriors, strict=True))
 
 
-def _at_deltas(
-    parts: list[dict[str, Any]],
-    deltas: list[float],
-    epochs: int,
-    batch_size: int | None,
-    noise: list[float] | None = None,
+def _trained_at(
+    splits: list[dict[str, Any]], deltas: list[float], *steps: Any, noise: Any = None
 ) -> list[Any]:
     """Trained objectives whose noise is given, or is the error in training."""
-    networks = _stack(parts, epochs, batch_size)
+    networks = _stack(splits, *steps)
     trained = train_fixed(networks, deltas)
     return [
-        objective(one, networks.x.shape[1], "full", "network", *others)
-        for one, *others in zip(networks.single, deltas, noise or trained, strict=True)
+        objective(network, networks.x.shape[1], "full", "network", *others)
+        for network, *others in zip(networks.single, deltas, noise or trained, strict=True)
     ]
 
 
-def _scores(part: dict[str, Any], found: Any) -> dict[str, float]:
+def _scores(split_data: dict[str, Any], trained: Any) -> dict[str, float]:
     """Of an objective, or of two: for modes, and for the posterior."""
-    of_mode, of_posterior = found if isinstance(found, tuple) else (found, found)
-    x, y, unit = part["test_x"], part["test_y"], math.log(part["unit"])
+    mode_mll, posterior_mll = trained if isinstance(trained, tuple) else (trained, trained)
+    x, y, unit = split_data["test_x"], split_data["test_y"], math.log(split_data["unit"])
     nlls: dict[str, float] = {}
-    for name, mll in (("map", of_mode), ("laplace", of_posterior)):
-        network, noise = cast(Any, mll.model).network, cast(Any, mll.likelihood).noise.detach()
+    for name, mll in (("map", mode_mll), ("laplace", posterior_mll)):
+        network, noise = mll.model.network, mll.likelihood.noise.detach()
         with torch.no_grad():
             error = network(x).squeeze(-1) - y
+        # Of the mode: noise alone; the posterior adds the variance of its function.
         variance = noise.expand(len(y))
+        # The mode comes first, and its error is that which is kept.
         nlls.setdefault("error", float(error.square().mean()))
         if name == "laplace":
-            evidence = mll.evidence_of(part["train_x"], part["train_y"])
+            evidence = mll.evidence_of(split_data["train_x"], split_data["train_y"])
+            # The precision of the likelihood, by which the GGN is multiplied.
             scale = float(torch.as_tensor(evidence.curvature_scale()).detach())
-            precisions = {k: p.detach() for k, p in cast(Any, mll.model).prior.precisions().items()}
+            precisions = {k: p.detach() for k, p in mll.model.prior.precisions().items()}
             covariance = evidence.curvature.output_covariance(precisions, scale)
             variance = variance + covariance(output_gradients(network, x, 1)).flatten()
             nlls["evidence"] = float(evidence().detach())
         density = -0.5 * (error.square() / variance + (2 * math.pi * variance).log())
         nlls[f"nll_{name}"] = unit - float(density.mean())
-    noise = float(cast(Any, of_mode.likelihood).noise.detach().sqrt())
+    noise = float(mode_mll.likelihood.noise.detach().sqrt())
     return nlls | {"noise": noise}
 
 
 def _columns(cells: pandas.DataFrame) -> dict[str, dict[str, np.ndarray]]:
     """Test NLLs over splits by data set and column of the paper's table."""
-    found: dict[str, dict[str, np.ndarray]] = {}
+    tables: dict[str, dict[str, np.ndarray]] = {}
     for _, row in cells.iterrows():
-        of_data = found.setdefault(row["data"], {})
+        columns = tables.setdefault(row["data"], {})
         if row["method"] == "cv":
-            of_data["CV, mode"] = np.array(row["nll_map"])
-            of_data["CV, Laplace"] = np.array(row["nll_laplace"])
+            columns["CV, mode"] = np.array(row["nll_map"])
+            columns["CV, Laplace"] = np.array(row["nll_laplace"])
         else:
-            of_data[row["method"]] = np.array(row["nll_map"])
-    return {data: found[data] for data in dict.fromkeys([*PUBLISHED, *found]) if data in found}
+            # Online NLLs are of the mode with the learned noise.
+            columns[row["method"]] = np.array(row["nll_map"])
+    return {data: tables[data] for data in dict.fromkeys([*PUBLISHED, *tables]) if data in tables}
 
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
-    found = _columns(cells)
-    return [*_no_worse(found), *_better(found), *_diagonal(found)]
+    tables = _columns(cells)
+    return [*_no_worse(tables), *_better(tables), *_diagonal(tables)]
 
 
 _REMARK = (
@@ -243,107 +231,107 @@ _DOUBT_OF_MODES = (
 )
 
 
-def _no_worse(found: dict[str, dict[str, np.ndarray]]) -> list[Claim]:
+def _no_worse(tables: dict[str, dict[str, np.ndarray]]) -> list[Claim]:
     names = {"full": "the full GGN", "ef": "the full empirical Fisher", "kronecker": "KFAC"}
     claims = []
-    for place, method in enumerate(_COLUMNS):
+    for index, method in enumerate(_COLUMNS):
         if method not in names:
             continue
-        parts, published = [], []
+        lines, published = [], []
         for data in PUBLISHED:
-            if method not in found.get(data, {}):
+            if method not in tables.get(data, {}):
                 continue
-            value, error = PUBLISHED[data][place]
-            mean, ours = mean_and_error(found[data][method])
+            value, error = PUBLISHED[data][index]
+            mean, ours = mean_and_error(tables[data][method])
             published.append(f"{data} {value:.2f} ± {error:.2f}")
-            parts.append((f"{data} {with_error(found[data][method], 2)}",
+            lines.append((f"{data} {with_error(tables[data][method], 2)}",
                           mean - value <= 2 * math.hypot(error, ours)))  # fmt: skip
-        if parts:
+        if lines:
             claims.append(
-                Claim(
-                    _SOURCE,
+                _claim(
                     "Test NLL of networks whose hyperparameters are learned online by the "
                     f"evidence with {names[method]}.",
                     "; ".join(published),
-                    *listed(parts),
+                    *listed(lines),
                     _REMARK,
                     rule="on each set at most two combined standard errors above the published",
                     doubt=_DOUBT,
-                    at_size=len(parts) == len(PUBLISHED),
+                    full_size=len(lines) == len(PUBLISHED),
                 )
             )
     return claims
 
 
-def _better(found: dict[str, dict[str, np.ndarray]]) -> list[Claim]:
+def _better(tables: dict[str, dict[str, np.ndarray]]) -> list[Claim]:
     claims = []
     for first, second, statement in (
         ("kronecker", "CV, mode", "KFAC online predicts better than the mode by cross-validation."),
         ("CV, Laplace", "CV, mode", "Of cross-validated networks the Laplace posterior predicts "
          "better than the mode."),
     ):  # fmt: skip
-        parts, published = [], []
-        for data, columns in found.items():
+        lines, published = [], []
+        for data, columns in tables.items():
             if {first, second} <= set(columns) and data in PUBLISHED:
                 gap = columns[second] - columns[first]
                 theirs = [PUBLISHED[data][_COLUMNS.index(name)][0] for name in (second, first)]
                 published.append(f"{data} {theirs[0] - theirs[1]:+.2f}")
-                parts.append((f"{data} {with_error(gap, 2, '+')}", gap.mean(), theirs))
-        if parts:
-            agree = [(mean > 0) == (one - two > 0) for _, mean, (one, two) in parts]
-            most = sum(mean > 0 for _, mean, _ in parts) > len(parts) / 2
+                lines.append((f"{data} {with_error(gap, 2, '+')}", gap.mean(), theirs))
+        if lines:
+            # The sign of each published gain, and ours on most sets.
+            agree = [
+                (mean > 0) == (published_second > published_first)
+                for _, mean, (published_second, published_first) in lines
+            ]
+            most = sum(mean > 0 for _, mean, _ in lines) > len(lines) / 2
             claims.append(
-                Claim(
-                    _SOURCE, statement, "gain in nats: " + "; ".join(published),
-                    "gain in nats: " + "; ".join(text for text, *_ in parts),
+                _claim(
+                    statement, "gain in nats: " + "; ".join(published),
+                    "gain in nats: " + "; ".join(text for text, *_ in lines),
                     graded(most, all(agree)),
                     rule="on most sets; with the published sign on each",
                     doubt=_DOUBT_OF_MODES,
-                    at_size=len(parts) == len(PUBLISHED),
+                    full_size=len(lines) == len(PUBLISHED),
                 )
             )  # fmt: skip
     return claims
 
 
-def _diagonal(found: dict[str, dict[str, np.ndarray]]) -> list[Claim]:
-    gaps = {
-        method: {
-            data: columns["diagonal"] - columns[method]
-            for data, columns in found.items()
+def _diagonal(tables: dict[str, dict[str, np.ndarray]]) -> list[Claim]:
+    kfac_lines, full_lines = (
+        [
+            (f"{data} {with_error(gap, 2, '+')}", differs(gap, 1))
+            for data, columns in tables.items()
             if {"diagonal", method} <= set(columns)
-        }
+            for gap in [columns["diagonal"] - columns[method]]
+        ]
         for method in ("kronecker", "full")
-    }
-    of_kfac, of_full = (
-        [(f"{data} {with_error(gap, 2, '+')}", differs(gap, 1)) for data, gap in some.items()]
-        for some in gaps.values()
     )
-    if not of_kfac:
+    if not kfac_lines:
         return []
     return [
         Claim(
             f"beside {_SOURCE}",
             "With the diagonal of the GGN in place of KFAC the learned networks predict worse.",
             "no figure",
-            *listed(of_kfac, "loss in nats: "),
+            *listed(kfac_lines, "loss in nats: "),
             rule="a loss by two standard errors on each set",
             doubt="A question of our own, whose answer depends on the set. Tried against KFAC, and "
-            f"against the full GGN: {'; '.join(text for text, _ in of_full)}.",
-            own=True,
+            f"against the full GGN: {'; '.join(text for text, _ in full_lines)}.",
+            question=True,
         )
     ]
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
-    found = _columns(cells)
-    several = np.atleast_1d(figure.subplots(1, len(found)))
-    for axes, (data, columns) in zip(several, found.items(), strict=True):
-        for place, name in enumerate(_COLUMNS):
+    tables = _columns(cells)
+    several = np.atleast_1d(figure.subplots(1, len(tables)))
+    for axes, (data, columns) in zip(several, tables.items(), strict=True):
+        for index, name in enumerate(_COLUMNS):
             if name in columns:
                 mean, error = mean_and_error(columns[name])
-                axes.errorbar(place - 0.12, mean, error, fmt="o", color="C0")
-            if place < len(PUBLISHED.get(data, ())):
-                axes.errorbar(place + 0.12, *PUBLISHED[data][place], fmt="s", color="gray")
+                axes.errorbar(index - 0.12, mean, error, fmt="o", color="C0")
+            if index < len(PUBLISHED.get(data, ())):
+                axes.errorbar(index + 0.12, *PUBLISHED[data][index], fmt="s", color="gray")
         axes.set_xticks(range(len(_COLUMNS)), _COLUMNS, rotation=90)
         axes.set_title(data)
     several[0].set_ylabel("test NLL, nats: here (o), published (squares)")
@@ -351,7 +339,6 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 
 EXPERIMENT = Experiment(
     "uci-networks", "UCI sets: hyperparameters by the evidence, online, or by validation", _cells,
-    run_cell, _claims, _draw, size=(14.0, 4.0),
-    modules=("benchmarks.evidence.ledger.stacked_networks",), hours=True,
+    run_cell, _claims, _draw, size=(14.0, 4.0), hours=True,
 )  # fmt: skip
 """Immer et al. (2021), Section 4.1 and Table 1."""

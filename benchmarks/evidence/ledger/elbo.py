@@ -1,0 +1,949 @@
+"""Harvey and Hughes (2026): hyperparameters by lower bounds with restricted posteriors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from benchmarks.evidence.ledger.claims import Claim, Experiment, array, graded, with_error
+from benchmarks.evidence.linear_bound import fit_linear_bound
+from gpclml.conditioning import RandomOrderings
+from gpclml.evaluation import (
+    conditional_log_marginal_likelihood,
+    leave_one_out,
+    log_marginal_likelihood,
+    marginal_log_predictive,
+)
+from gpclml.kernels import RandomFourierFeatures
+from gpclml.linalg.gaussians import DiagonalFamily, FullFamily, LowRankFamily
+from gpclml.mlls import LinearEvidenceLowerBound
+from gpclml.models import BayesianLinearModel
+
+__all__ = ["FAMILIES", "IMPORTANCE", "SWEEP", "TEMPERING", "learned_bound", "published_run"]
+
+NUM_DATA, NUM_FEATURES, NOISE, EPSILON = 20, 1024, 0.1, 1e-6
+
+
+def sine(random: Any, count: int) -> tuple[Tensor, Tensor]:
+    """Points, ``(n, 1)``, and targets, ``(n,)``."""
+    x = random.randn(count)
+    y = np.sin(3 * x) + NOISE * random.randn(count)
+    return torch.tensor(x).unsqueeze(-1), torch.tensor(y)
+
+
+def drawn_features(generator: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
+    """Weights, ``(R, 1)``, and biases, ``(R,)``, of random Fourier features."""
+    weight = torch.randn(count, 1, generator=generator, dtype=torch.float64)
+    return weight, 2 * math.pi * torch.rand(count, generator=generator, dtype=torch.float64)
+
+
+def published_run(
+    seed: int,
+    steps: int,
+    rates: Sequence[float],
+    temperature: float = 1.0,
+    start: int | None = None,
+) -> dict[str, float]:
+    """Rank one by the steps of the authors' public code, which differ from ours in two things.
+
+    What their figures print is of the mean and the noise of the best epoch, with the
+    hyperparameters after the step of Adam that ends it. And by empirical Bayes Adam moves the
+    column v of the covariance, with the prior variance, where v has a closed form.
+
+    Args:
+        seed: Of the data and the features.
+        steps: Number of epochs.
+        rates: Learning rates, tried one after the other.
+        temperature: Of the bound.
+        start: Seed of the first v, for empirical Bayes; None holds the prior variance at one.
+
+    Returns:
+        ``elbo`` at temperature one, ``lml``, ``noise`` (its deviation), ``prior_variance``.
+    """
+    x, y = sine(np.random.RandomState(seed), NUM_DATA)
+    drawn = drawn_features(torch.Generator().manual_seed(seed), NUM_FEATURES)
+    # One generator for all rates: each run starts from another v.
+    first = torch.Generator().manual_seed(start or 0)
+    largest, best = -math.inf, dict[str, float]()
+    for rate in rates:
+        v = torch.randn(NUM_FEATURES, generator=first, dtype=torch.float64)
+        run = _Run(x, y, drawn, None if start is None else v.requires_grad_())
+        optimizer = torch.optim.Adam([run.raw] if start is None else [run.raw, v], lr=rate)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        for _ in range(steps):
+            run.update(temperature)
+            optimizer.zero_grad()
+            value = run.bound(temperature)
+            (-value).backward()
+            optimizer.step()
+            schedule.step()
+            # Scores are taken after the step, of the mean before it: the mix that was published.
+            if value.item() >= largest:
+                largest, best = value.item(), run.scores()
+    return best
+
+
+class _Run:
+    """Hyperparameters and the rank-one posterior with mean m and covariance v v' + ε I.
+
+    Args:
+        x: Points, ``(n, 1)``.
+        y: Targets, ``(n,)``.
+        drawn: Weights and biases of the features.
+        v: Its column; None for the best one, along which all features are zero.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, drawn: tuple[Tensor, Tensor], v: Tensor | None):
+        self.x, self.y, self.drawn, self.v = x, y, drawn, v
+        self.raw = torch.full((3,), math.log(math.e - 1), dtype=torch.float64, requires_grad=True)
+        self.noise = torch.tensor(1.0, dtype=torch.float64)
+        self.mean = torch.zeros(len(drawn[1]), dtype=torch.float64)
+
+    def model(self) -> tuple[Tensor, Tensor]:
+        """Features at the points, ``(n, R)``, and the prior variance."""
+        (weight, bias), (lengthscale, amplitude, prior) = self.drawn, softplus(self.raw)
+        angles = self.x @ (weight / lengthscale).T + bias
+        features = amplitude * math.sqrt(2 / len(bias)) * angles.cos()
+        # Without empirical Bayes the prior variance is one and not trained.
+        return features, torch.ones_like(prior) if self.v is None else prior
+
+    def squares(self, phi: Tensor) -> Tensor:
+        """Expected squared residuals, their sum."""
+        total = (self.y - phi @ self.mean).square().sum() + EPSILON * phi.square().sum()
+        return total if self.v is None else total + (phi @ self.v).square().sum()
+
+    @torch.no_grad()
+    def update(self, temperature: float) -> None:
+        """The best mean, then the best noise."""
+        phi, prior = self.model()
+        # By the small system of n points: there are fifty times as many features.
+        noise = temperature * self.noise * torch.eye(len(self.y), dtype=torch.float64)
+        self.mean = prior * phi.T @ torch.linalg.solve(prior * phi @ phi.T + noise, self.y)
+        self.noise = self.squares(phi) / len(self.y)
+
+    def bound(self, temperature: float) -> Tensor:
+        """The lower bound, in nats in all."""
+        phi, prior = self.model()
+        number = phi.shape[1]
+        # Of the best v only its length is known: it is orthogonal to all features.
+        length = prior - EPSILON if self.v is None else self.v.square().sum()
+        fit = len(self.y) * (2 * math.pi * self.noise).log() + self.squares(phi) / self.noise
+        second = length + EPSILON * number + self.mean.square().sum()
+        # Eigenvalues of v v' + ε I: ε, R - 1 times, and |v|² + ε.
+        log_det = (number - 1) * math.log(EPSILON) + (length + EPSILON).log()
+        divergence = second / prior - number + number * prior.log() - log_det
+        return -0.5 * (fit / temperature + divergence)
+
+    @torch.no_grad()
+    def scores(self) -> dict[str, float]:
+        """At the hyperparameters as they are now, see :func:`published_run`."""
+        phi, prior = self.model()
+        K = prior * phi @ phi.T + self.noise * torch.eye(len(self.y), dtype=torch.float64)
+        evidence = torch.distributions.MultivariateNormal(torch.zeros_like(self.y), K)
+        return {
+            "elbo": float(self.bound(1.0)), "lml": float(evidence.log_prob(self.y)),
+            "noise": float(self.noise.sqrt()), "prior_variance": float(prior),
+        }  # fmt: skip
+
+
+_NUM_TEST = 500
+
+
+@dataclass(frozen=True)
+class LearnedBound:
+    """A model whose hyperparameters have the largest bound of several runs.
+
+    Attributes:
+        model: The linear model.
+        bound: Its bound at the temperature it was learned at, in nats in all.
+        bound_at_one: That at temperature one, of the same q.
+        objective: The objective that it was learned under, which has q.
+        test_x: Points of the same distribution.
+        test_y: Their targets.
+    """
+
+    model: Any
+    bound: float
+    bound_at_one: float
+    objective: Any
+    test_x: Any
+    test_y: Any
+
+    def scores(self) -> dict[str, float]:
+        """Hyperparameters, and what other criteria and test points say of them.
+
+        Returns:
+            ``noise`` (standard deviation), ``lengthscale``, ``amplitude``, ``prior_variance``;
+            in nats in all ``elbo`` (at temperature one), ``lml``, ``clml`` (mean over 2000 orders,
+            given 15 points), ``loo``; ``test`` log density, nats a point, and ``rmse``.
+        """
+        model, features = self.model, self.model.covar_module.features
+        orders = RandomOrderings(k=2000, m=15, seed=0)
+        with torch.no_grad():
+            predicted = model.predict(self.test_x, marginal=True)
+            test = marginal_log_predictive(model, self.test_x, self.test_y).mean()
+            return {
+                "noise": float(model.noise.sqrt()), "lengthscale": float(features.lengthscale),
+                "amplitude": float(features.amplitude),
+                "prior_variance": float(model.prior_variance[0]), "elbo": self.bound_at_one,
+                "lml": float(log_marginal_likelihood(model)),
+                "clml": float(conditional_log_marginal_likelihood(model, orders).mean()),
+                "loo": float(leave_one_out(model).sum()), "test": float(test),
+                "rmse": float((predicted.mean - self.test_y).square().mean().sqrt()),
+            }  # fmt: skip
+
+    def scores_of_q(self) -> dict[str, float]:
+        """What the restricted posterior q itself, not the exact one, predicts at test points.
+
+        Returns:
+            ``q_test`` log density, nats a point, and ``q_rmse``, both with the learned noise.
+        """
+        model, x = self.model, self.test_x
+        with torch.no_grad():
+            data = self.objective.data_at(model(*model.train_inputs), model.train_targets)
+            # Hyperparameters are held: q is the best of its family under them.
+            q, phi = self.objective.weights_at(data), model.features(x)
+            mean = model.mean_module(x) + phi @ q.mean
+            variance = q.predictive_variance(phi) + model.noise
+            density = torch.distributions.Normal(mean, variance.sqrt()).log_prob(self.test_y)
+            return {
+                "q_test": float(density.mean()),
+                "q_rmse": float((mean - self.test_y).square().mean().sqrt()),
+            }
+
+
+def learned_bound(
+    family: str,
+    seed: int,
+    steps: int,
+    rates: Sequence[float],
+    temperature: float = 1.0,
+    empirical_bayes: bool = False,
+    num_features: int = NUM_FEATURES,
+    drawn: tuple[Tensor, Tensor] | None = None,
+) -> LearnedBound:
+    """Hyperparameters by coordinate ascent, of the best of several learning rates.
+
+    Args:
+        family: ``"diagonal"``, ``"rank-1"`` or ``"full"``.
+        seed: Of the data, :math:`y = sin(3 x) + .1 e` with x and e standard normal, and of the
+            features.
+        steps: Of each run.
+        rates: Learning rates of Adam.
+        temperature: Of the bound.
+        empirical_bayes: Whether the prior variance is learned as well.
+        num_features: Number R of features.
+        drawn: Their weights and biases; None draws those of the seed.
+    """
+    families = {
+        "diagonal": DiagonalFamily(), "rank-1": LowRankFamily(1, EPSILON), "full": FullFamily(),
+    }  # fmt: skip
+    x, y = sine(np.random.RandomState(seed), NUM_DATA)
+    test_x, test_y = sine(np.random.RandomState(1000 + seed), _NUM_TEST)
+    weight, bias = drawn or drawn_features(torch.Generator().manual_seed(seed), num_features)
+    runs = []
+    for rate in rates:
+        features = RandomFourierFeatures(1, len(bias), weight=weight, bias=bias)
+        model = BayesianLinearModel(x, y, features)
+        mll = LinearEvidenceLowerBound(
+            model.likelihood, model, families[family], temperature=temperature
+        )
+        fit = fit_linear_bound(mll, steps=steps, lr=rate, empirical_bayes=empirical_bayes)
+        with torch.no_grad():
+            untempered = float(mll.at_temperature(1.0, model(x), y))
+        bounds = (NUM_DATA * fit.objective, NUM_DATA * untempered)
+        runs.append(LearnedBound(model, *bounds, mll, test_x, test_y))
+    # As the authors do, the learning rate of the largest bound wins.
+    return max(runs, key=lambda run: run.bound)
+
+
+_FAMILIES = ("diagonal", "rank-1", "full")
+_SEEDS, _STARTS = 5, 10
+# Seed 0 of the paper: noise, lengthscale, amplitude, ELBO, LML, with the digits recomputed.
+_SEED_FIGURES = {
+    "diagonal": (0.3949, 0.3278, 0.3071, -15.7618, -13.0351),
+    "rank-1": (5.539e-4, 0.0204, 0.5563, -6443.5416, -15.1993),
+    "full": (0.1340, 0.6738, 1.0797, -2.2153, -2.2153),
+}
+_NAMES = ("noise", "lengthscale", "amplitude", "elbo", "lml")
+
+
+def _families_cells() -> list[dict[str, Any]]:
+    common = {"steps": 1000, "rates": [0.1, 0.01]}
+    kinds = [(name, False) for name in _FAMILIES] + [("rank-1", True)]
+    return [
+        common | {"seed": seed, "family": name, "empirical_bayes": learned}
+        for seed in range(_SEEDS)
+        for name, learned in kinds
+    ] + [
+        common | {"seed": 0, "family": "rank-1, v by Adam", "empirical_bayes": True, "start": start}
+        for start in range(_STARTS)
+    ]
+
+
+def run_families(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyperparameters of one family, and what other criteria say of them.
+
+    Args:
+        cell: ``seed``, ``family``, ``empirical_bayes``, ``steps``, ``rates``; a ``start`` asks for
+            :func:`published_run`.
+
+    Returns:
+        Those of :meth:`LearnedBound.scores`; for seed 0 the predictive ``mean`` and ``deviation``
+        on a ``grid``, with the points ``x`` and ``y``.
+    """
+    if "start" in cell:
+        return published_run(cell["seed"], cell["steps"], cell["rates"], start=cell["start"])
+    learned = learned_bound(
+        cell["family"], cell["seed"], cell["steps"], cell["rates"],
+        empirical_bayes=cell["empirical_bayes"],
+    )  # fmt: skip
+    scores: dict[str, Any] = dict(learned.scores())
+    if cell["seed"] == 0:
+        grid = torch.linspace(-3, 3, 301, dtype=torch.float64)
+        with torch.no_grad():
+            predicted = learned.model.predict(grid, marginal=True)
+        scores |= {
+            "grid": grid.tolist(), "mean": predicted.mean.tolist(),
+            "deviation": predicted.stddev.tolist(),
+            "x": learned.model.train_inputs[0].squeeze(-1).tolist(),
+            "y": learned.model.train_targets.tolist(),
+        }  # fmt: skip
+    return scores
+
+
+def _rows(cells: pandas.DataFrame, family: str, learned: bool = False) -> pandas.DataFrame:
+    # Learned and fixed prior variances are two solutions of one family.
+    chosen = cells[(cells["family"] == family) & (cells["empirical_bayes"] == learned)]
+    return chosen.set_index("seed").sort_index()
+
+
+def _families_claims(cells: pandas.DataFrame) -> list[Claim]:
+    rows = {name: _rows(cells, name) for name in _FAMILIES}
+    learned = _rows(cells, "rank-1", learned=True)
+    source = "Harvey and Hughes 2026, "
+    claims = [
+        _seed_digits(source + "Figure 1", name, rows[name])
+        for name in _FAMILIES
+        if 0 in rows[name].index
+    ]
+    seeds = [
+        seed
+        for seed in rows["full"].index
+        if all(seed in family_rows.index for family_rows in rows.values())
+    ]
+    if seeds:
+        paired = {name: family_rows.loc[seeds] for name, family_rows in rows.items()}
+        claims += [
+            _over_and_under(source + "Figures 1 and 3", paired),
+            _evidence_prefers(source + "Figures 1 and 5", paired),
+        ]
+    if 0 in learned.index:
+        claims.append(_underfits(source + "Figure 3", learned))
+        if 0 in rows["rank-1"].index:
+            claims.append(_bound_prefers(source + "Figure 3", learned, rows["rank-1"]))
+    ascended = cells[cells["family"] == "rank-1, v by Adam"]
+    if len(ascended):
+        claims.append(_unfinished(source + "Figure 3", ascended))
+    return claims
+
+
+def _seed_digits(source: str, name: str, rows: pandas.DataFrame) -> Claim:
+    ours, published = [float(rows.loc[0, key]) for key in _NAMES], _SEED_FIGURES[name]
+    same = [
+        abs(value - digits) <= 5.5e-5 * max(1.0, abs(digits) / 1000) if abs(digits) > 1e-3
+        else abs(value / digits - 1) < 1e-3
+        for value, digits in zip(ours, published, strict=True)
+    ]  # fmt: skip
+    return Claim(
+        source,
+        f"Seed 0, {name}: noise deviation, lengthscale, amplitude, ELBO, LML.",
+        ", ".join(f"{value:g}" for value in published),
+        ", ".join(f"{value:.{4 if abs(value) > 1e-3 else 7}f}" for value in ours),
+        graded(*same),
+        rule="all printed digits",
+    )
+
+
+_SEEDS_DOUBT = (
+    "Ours, by the rule: the paper shows seeds 0 and 2, where all of it holds. On one of the other "
+    "seeds rank one's noise is above .05. Tried with two learning rates; noise of each seed: "
+)
+
+
+def _over_and_under(source: str, rows: dict[str, pandas.DataFrame]) -> Claim:
+    noise = {name: rows[name]["noise"].tolist() for name in _FAMILIES}
+    seed_noises = "; ".join(
+        f"{name} " + ", ".join(f"{value:.2g}" for value in noise[name]) for name in _FAMILIES
+    )
+    order = zip(noise["rank-1"], noise["full"], noise["diagonal"], strict=True)
+    return Claim(
+        source,
+        "The diagonal underfits and rank one overfits: noise deviation above and below the .1 of "
+        "the data, the full family near it.",
+        "seed 0: .39, .00055 and .13",
+        "; ".join(f"{name} {with_error(noise[name], 4)}" for name in _FAMILIES)
+        + "; test log density "
+        + ", ".join(f"{name} {with_error(rows[name]['test'].tolist(), 2)}" for name in _FAMILIES),
+        graded(
+            all(low < middle < high for low, middle, high in order),
+            max(noise["rank-1"]) < 0.05, min(noise["diagonal"]) > 0.2,
+        ),
+        rule="for each seed in that order, rank one below .05, the diagonal above .2",
+        doubt=_SEEDS_DOUBT + seed_noises,
+        remark="Test log densities are those of the exact posterior at the learned "
+        "hyperparameters. What is wrong is the learned noise and not the approximate posterior.",
+    )  # fmt: skip
+
+
+def _evidence_prefers(source: str, rows: dict[str, pandas.DataFrame]) -> Claim:
+    over = {
+        name: int((rows["rank-1"][name] > rows["diagonal"][name]).sum())
+        for name in ("lml", "clml", "loo", "elbo", "test")
+    }
+    count = len(rows["full"])
+    return Claim(
+        source,
+        "Of the underfit and the overfit solution the evidence sometimes prefers the overfit one, "
+        "the ELBO never.",
+        "seed 0: LML -13.04 and -15.20; seed 2: -16.48 and -15.59",
+        f"overfit preferred in {over['lml']} of {count} seeds by the LML, {over['clml']} by the "
+        f"CLML given 15 points, {over['loo']} by LOO, {over['elbo']} by the ELBO, {over['test']} "
+        "by the test log density",
+        graded(0 < over["lml"] < count, over["elbo"] == 0),
+        rule="by the LML for some seeds and not for all; by the ELBO for none",
+        doubt="Ours: few seeds.",
+        remark="CLML and LOO do not solve this: they too can prefer the overfit solution.",
+    )
+
+
+def _bound_prefers(source: str, rows: pandas.DataFrame, fixed: pandas.DataFrame) -> Claim:
+    seeds = [seed for seed in rows.index if seed in fixed.index]
+    elbo, lml = (rows.loc[seeds, name] - fixed.loc[seeds, name] for name in ("elbo", "lml"))
+    first = rows.loc[0], fixed.loc[0]
+    return Claim(
+        source,
+        "The ELBO prefers what empirical Bayes learns with rank one to what rank one learns "
+        "without it; the LML does not.",
+        "seed 0: ELBO -118.09 against -6443.54, LML -20.54 against -15.20",
+        f"seed 0: ELBO {first[0]['elbo']:.2f} against {first[1]['elbo']:.2f}, LML "
+        f"{first[0]['lml']:.2f} against {first[1]['lml']:.2f}; larger by the ELBO for "
+        f"{int((elbo > 0).sum())} of {len(seeds)} seeds, by the LML for {int((lml > 0).sum())}",
+        graded(bool(elbo.loc[0] > 0), bool(lml.loc[0] < 0), bool((elbo > 0).all())),
+        rule="so for seed 0, and by the ELBO for every seed",
+    )
+
+
+def _underfits(source: str, rows: pandas.DataFrame) -> Claim:
+    noise, first = rows["noise"].tolist(), rows.loc[0]
+    return Claim(
+        source,
+        "With a learned prior variance rank one no longer overfits; it underfits instead.",
+        "seed 0: noise .68, LML -20.54",
+        f"seed 0: noise {first['noise']:.2f}, LML {first['lml']:.2f}; noise {with_error(noise, 2)}",
+        graded(min(noise) > 0.2, abs(float(first["lml"]) + 20.54) < 0.005),
+        rule="noise above .2 for each seed; the LML of seed 0 to the printed digits",
+        remark="Here the prior variance ends at ε for every seed, where q is the prior.",
+    )
+
+
+def _unfinished(source: str, rows: pandas.DataFrame) -> Claim:
+    """Bound and prior variance of runs that have the authors' steps, from several starts."""
+    # The published figures count as reproduced if starts of v scatter around them.
+    ends = {name: (rows[name].min(), rows[name].max()) for name in ("elbo", "prior_variance")}
+    (low, high), (least, most) = ends.values()
+    return Claim(
+        source,
+        "Seed 0, rank one with a learned prior variance: the variance and its ELBO.",
+        "1.99e-6, -118.09",
+        f"Adam on v and the prior variance, from {len(rows)} starts of v: variance {least:.2e} to "
+        f"{most:.2e}, ELBO {low:.0f} to {high:.0f}; both in closed form: variance 1.00e-06, ELBO "
+        "-20.54",
+        graded(bool(low <= -118.09 <= high), bool(least <= 1.99e-6 <= most)),
+        rule="both within the range over starts",
+        remark="The published variance and ELBO are where a thousand steps of Adam on v, from a "
+        "random start, happen to end. The best v has a closed form, with which the variance ends "
+        "at ε and the ELBO at that of noise alone.",
+    )
+
+
+def _draw_families(cells: pandas.DataFrame, figure: Figure) -> None:
+    kinds = [(name, False) for name in _FAMILIES] + [("rank-1", True)]
+    panels = figure.subplots(1, 4, sharex=True, sharey=True)
+    for axes, (name, learned) in zip(panels, kinds, strict=True):
+        axes.set(xlabel="x", ylim=(-2.5, 2.5))
+        rows = _rows(cells, name, learned)
+        if 0 not in rows.index:
+            continue
+        row = rows.loc[0]
+        mean, spread = np.array(row["mean"]), 2 * np.array(row["deviation"])
+        axes.fill_between(row["grid"], mean - spread, mean + spread, alpha=0.25, linewidth=0)
+        axes.plot(row["grid"], mean)
+        axes.plot(row["x"], row["y"], "k.", markersize=4)
+        axes.set_title(f"{name}{', learned prior' if learned else ''}", fontsize=9)
+        text = f"ELBO {row['elbo']:.2f}\nLML {row['lml']:.2f}\nnoise {row['noise']:.2g}"
+        axes.text(0.03, 0.97, text, transform=axes.transAxes, va="top", fontsize=7)
+
+
+FAMILIES = Experiment(
+    "elbo-families", "Which posterior family a lower bound learns hyperparameters with",
+    _families_cells, run_families, _families_claims, _draw_families, size=(10.0, 2.8),
+)  # fmt: skip
+"""Harvey and Hughes (2026), Figures 1-3."""
+
+
+_NUMBERS = (25, 40, 63, 100, 158, 251, 398, 631, 1000, 1585, 2512, 3981, 6310, 10000)
+_NEAR = (158, 398)  # the crossing of the figure is between these
+_SWEEP_SOURCE = "Harvey and Hughes 2026, Figure 2"
+_sweep_claim = partial(Claim, _SWEEP_SOURCE)
+
+
+def _sweep_cells() -> list[dict[str, Any]]:
+    common = {"seed": 2, "draws": 10, "steps": 1000, "rates": [0.1]}
+    return [
+        common | {"family": family, "number": number}
+        # Small numbers first: the claims can be read before the large ones end.
+        for several in (_NUMBERS[:9], _NUMBERS[9:])
+        for families in (_FAMILIES[:2], _FAMILIES[2:])
+        for number in several
+        for family in families
+    ]
+
+
+def run_sweep(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Lower bound and evidence of what one family learns with several draws of the features.
+
+    The data are the same throughout. Features are drawn as the authors' public code draws them:
+    one generator for all numbers and draws, of which every second draw is thrown away.
+
+    Args:
+        cell: ``seed``, ``family``, ``number`` of features, ``draws``, ``steps``, ``rates``, as for
+            :func:`learned_bound`.
+
+    Returns:
+        Over draws, in nats in all: ``elbo`` and ``lml``; ``noise``, its deviation.
+    """
+    generator = torch.Generator().manual_seed(cell["seed"])
+    rows = []
+    for number in _NUMBERS[: _NUMBERS.index(cell["number"]) + 1]:
+        for _ in range(cell["draws"]):
+            # The second draw is the one that the authors' code throws away.
+            drawn, _ = drawn_features(generator, number), drawn_features(generator, number)
+            if number == cell["number"]:
+                learned = learned_bound(
+                    cell["family"], cell["seed"], cell["steps"], cell["rates"], drawn=drawn
+                )
+                rows.append(learned.scores())
+    return {name: [row[name] for row in rows] for name in ("elbo", "lml", "noise")}
+
+
+def _values(cells: pandas.DataFrame, family: str, name: str) -> NDArray[np.float64]:
+    """``(numbers, draws)``, in the order of the numbers."""
+    return array(cells[cells["family"] == family].sort_values("number")[name])
+
+
+def _sweep_claims(cells: pandas.DataFrame) -> list[Claim]:
+    computed = [set(cells[cells["family"] == family]["number"]) for family in _FAMILIES[:2]]
+    numbers = sorted(int(number) for number in set.intersection(*computed))
+    if not numbers:
+        return []
+    cells = cells[cells["number"].isin(numbers)]
+    return [_bound_prefers_underfit(numbers, cells), _crossing(numbers, cells)]
+
+
+def _bound_prefers_underfit(numbers: list[int], cells: pandas.DataFrame) -> Claim:
+    gap = _values(cells, "rank-1", "elbo") - _values(cells, "diagonal", "elbo")
+    return _sweep_claim(
+        "At every number of features the bound prefers the diagonal's underfit to rank one's "
+        "overfit, by more the more features.",
+        "the ELBO of rank one falls with R",
+        "rank one less diagonal, mean over draws: "
+        + ", ".join(f"R={n} {value:.0f}" for n, value in zip(numbers, gap.mean(1), strict=True)),
+        graded(bool((gap < 0).all()), bool((np.diff(gap.mean(1)) < 0).all())),
+        rule="negative at every R and draw; the mean falling from each R to the next",
+        full_size=len(numbers) == len(_NUMBERS),
+    )
+
+
+def _crossing(numbers: list[int], cells: pandas.DataFrame) -> Claim:
+    gap = _values(cells, "rank-1", "lml") - _values(cells, "diagonal", "lml")
+    mean, whole = gap.mean(1), len(numbers) == len(_NUMBERS)
+    computed = f" Of {len(_NUMBERS)} numbers of the figure {len(numbers)} are computed."
+    crossings = [
+        (low, high)
+        for low, high, before, after in zip(numbers, numbers[1:], mean, mean[1:], strict=False)
+        if before * after < 0
+    ]
+    # Every crossing has to lie there, not only one of several.
+    near = [_NEAR[0] <= low and high <= _NEAR[1] for low, high in crossings]
+    return _sweep_claim(
+        "The evidence prefers the diagonal's underfit with few features and rank one's overfit "
+        "with many: their LMLs cross near 250 to 300 features.",
+        "a crossing near 250 to 300",
+        "LML of rank one less that of the diagonal, mean over draws: "
+        + ", ".join(f"R={n} {value:.1f}" for n, value in zip(numbers, mean, strict=True))
+        + "; larger on "
+        + ", ".join(map(str, (gap > 0).sum(1)))
+        + f" of {gap.shape[1]} draws; crosses between "
+        + (
+            " and between ".join(f"{low} and {high}" for low, high in crossings)
+            or "none of these R"
+        ),
+        graded(bool(mean[0] < 0 < mean[-1]), any(near), all(near) and bool(near)),
+        rule=f"negative at the fewest features, positive at the most, and crossing between "
+        f"{_NEAR[0]} and {_NEAR[1]} alone",
+        remark="The data are those of seed 2, the draws of features are ten and the learning rate "
+        "is .1, as in the authors' public code. Data of other seeds need not have such a crossing: "
+        "at 1024 features the LML prefers rank one for one seed of five (elbo-families)."
+        + ("" if whole else computed),
+        doubt="Tried with the data and draws of the authors' public code, and with five data sets "
+        "of one draw each.",
+        full_size=whole,
+    )
+
+
+def _draw_sweep(cells: pandas.DataFrame, figure: Figure) -> None:
+    labels = {"elbo": "ELBO, nats", "lml": "LML, nats", "noise": "noise deviation"}
+    several = figure.subplots(1, len(labels))
+    for axes, (name, label) in zip(several, labels.items(), strict=True):
+        for family in dict.fromkeys(cells["family"]):
+            values = _values(cells, family, name)
+            numbers = sorted(cells[cells["family"] == family]["number"])
+            axes.plot(numbers, values.mean(1), marker=".", label=family)
+            axes.fill_between(numbers, *np.quantile(values, (0.1, 0.9), axis=1), alpha=0.15)
+        axes.set(xlabel="features R", ylabel=label, xscale="log")
+    # Bounds of rank one are thousands of nats below those of the others.
+    several[0].set_yscale("symlog", linthresh=10)
+    several[2].set_yscale("log")
+    several[0].legend(fontsize=7)
+
+
+SWEEP = Experiment(
+    "elbo-sweep", "Lower bounds by the number of features", _sweep_cells, run_sweep, _sweep_claims,
+    _draw_sweep, size=(11.0, 3.0),
+)  # fmt: skip
+"""Harvey and Hughes (2026), Figure 2."""
+
+
+# Of each family: seed, and temperatures with ELBO at temperature one and LML as published.
+_TEMPERED_FIGURES = {
+    "diagonal": (0, {
+        1.0: (-15.76, -13.04), 0.25: (-29.23, -19.44), 0.0625: (-120.88, -61.54),
+        0.015625: (-244567610928819.25, -518.86), 0.00390625: (-73983414302416.33, -825.23),
+    }),
+    "rank-1": (2, {
+        1.0: (-6445.39, -15.59), 4.0: (-6451.13, -20.62), 16.0: (-6463.34, -33.98),
+        64.0: (-67604.35, -47.53), 256.0: (-6490.48, -61.12),
+    }),
+}  # fmt: skip
+
+
+def _tempering_cells() -> list[dict[str, Any]]:
+    common = {"steps": 1000, "rates": [0.1, 0.01, 0.001, 0.0001]}
+    return [
+        common | {"seed": seed, "family": family, "temperature": temperature}
+        for family, (seed, published) in _TEMPERED_FIGURES.items()
+        for temperature in published
+    ]
+
+
+def run_tempering(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyperparameters of one family at one temperature, and what its q predicts.
+
+    Args:
+        cell: ``seed``, ``family``, ``temperature``, ``steps``, ``rates``.
+
+    Returns:
+        Those of :meth:`LearnedBound.scores` and :meth:`LearnedBound.scores_of_q`; of rank one
+        ``printed``, the ELBO and the LML of :func:`published_run`.
+    """
+    setting = cell["seed"], cell["steps"], cell["rates"], cell["temperature"]
+    learned = learned_bound(cell["family"], *setting)
+    scores: dict[str, Any] = {**learned.scores(), **learned.scores_of_q()}
+    if cell["family"] == "rank-1":
+        printed = published_run(*setting)
+        scores["printed"] = [printed["elbo"], printed["lml"]]
+    return scores
+
+
+def _tempering_claims(cells: pandas.DataFrame) -> list[Claim]:
+    claims = []
+    for family, figure, statement, score in (
+        (
+            "diagonal", "Figure 4",
+            "Cold posteriors (T below 1, the likelihood weighted up) prevent the diagonal's "
+            "underfit.", "q_rmse",
+        ),
+        (
+            "rank-1", "Figure 5",
+            "Warm posteriors (T above 1, the likelihood weighted down) prevent rank one's overfit.",
+            "q_test",
+        ),
+    ):  # fmt: skip
+        rows = cells[cells["family"] == family].set_index("temperature")
+        # From temperature one outwards, in the order of the figure.
+        rows = rows.loc[[t for t in _TEMPERED_FIGURES[family][1] if t in rows.index]]
+        if 1.0 in rows.index and len(rows) > 1:
+            source = f"Harvey and Hughes 2026, {figure}"
+            claims += [
+                _prevented(rows, source, statement, score),
+                _tempered_digits(rows, family, source),
+            ]
+    return claims
+
+
+def _prevented(rows: pandas.DataFrame, source: str, statement: str, score: str) -> Claim:
+    """Nearer the noise of the data and better by q, a step from one and two; and near it at last.
+
+    Args:
+        rows: Cells by temperature, from one on outwards.
+        source: Paper and figure.
+        statement: The claim.
+        score: What says that a fit is better: RMSE of an underfit, log density of an overfit.
+    """
+    # Twice and half the noise of the data are equally wrong.
+    away = (rows["noise"] / NOISE).map(lambda ratio: abs(math.log(ratio)))
+    sign = -1 if score == "q_rmse" else 1
+    better = sign * rows[score] > sign * rows[score].iloc[0]
+    steps = slice(1, 3)
+    return Claim(
+        f"{source}, caption",
+        statement,
+        "it does",
+        "; ".join(
+            f"T={t:g}: {row['noise']:.3g}, {row['q_rmse']:.3f}, {_density(row['q_test'])}"
+            for t, row in rows.iterrows()
+        ),
+        graded(
+            bool((away.iloc[steps] < away.iloc[0]).all()), bool(better.iloc[steps].all()),
+            bool((away < math.log(2)).any()),
+        ),
+        remark=_REMARKS[score],
+        rule="noise nearer that of the data and a better fit by q (RMSE of an underfit, log "
+        "density of an overfit) at the first two temperatures away from one, and noise within a "
+        "factor of two of that of the data at some temperature",
+        doubt=_DOUBTS[score],
+    )  # fmt: skip
+
+
+_REMARKS = {
+    "q_rmse": "Triples are the learned noise deviation (that of the data is .1), and the RMSE "
+    "and log density of q at 500 test points, in nats per point. The log density of the "
+    "diagonal q falls all the same, because a colder q is narrower. Below T = 1/16 the noise "
+    "falls to zero and the model overfits. LML and ELBO at temperature one, which do not depend "
+    "on what q predicts, are largest at T = 1.",
+    "q_test": "With rank one the noise and the density of q rise with each temperature, but at "
+    "256 the noise is still a tenth of that of the data, so the overfit remains.",
+}
+
+
+_DOUBTS = {
+    "q_rmse": "",
+    "q_test": "The paper's claim holds in part: each of its five temperatures lessens the "
+    "overfit, none removes it. Tried with the two larger of its learning rates and with all "
+    "four.",
+}
+
+
+def _density(value: float) -> str:
+    return f"{value:.3f}" if value > -10 else f"{value:.0f}" if value > -1e6 else f"{value:.0e}"
+
+
+def _tempered_digits(rows: pandas.DataFrame, family: str, source: str) -> Claim:
+    """Of rank one by the steps of the authors' code."""
+    published = {t: pair for t, pair in _TEMPERED_FIGURES[family][1].items() if t in rows.index}
+    ours = {
+        t: row["printed"] if family == "rank-1" else (row["elbo"], row["lml"])
+        for t, row in rows.iterrows()
+    }
+    same = [
+        abs(mine - theirs) < 0.01
+        for t, pair in published.items()
+        for mine, theirs in zip(ours[t], pair, strict=True)
+    ]
+    return Claim(
+        source,
+        f"ELBO at temperature one and LML of what is learned at each T, {family}.",
+        _pairs(published),
+        _pairs(ours),
+        graded(*same),
+        rule="all to the printed digits",
+        doubt=f"{sum(same)} of {len(same)} figures agree. {_DIGITS_DOUBTS[family]}",
+    )
+
+
+def _pairs(values: Mapping[Any, tuple[float, float]]) -> str:
+    return "; ".join(f"T={t:g}: {elbo:.2f}, {lml:.2f}" for t, (elbo, lml) in values.items())
+
+
+_DIGITS_DOUBTS = {
+    "diagonal": "The others are the paper's: below T = 1/16 the noise falls to zero, with it the "
+    "bound at temperature one without limit, and rounding decides where a run ends. What is "
+    "printed there is likely also of the mean of one epoch and the features of the next, as for "
+    "rank one. Tried with the two larger of the paper's learning rates and with all four.",
+    "rank-1": "The reason is the paper's, found in the authors' public code: what it prints is of "
+    "the mean of the best epoch and the features of the next. At T = 64 the best epoch is early, "
+    "where features still change (of that epoch alone: -6478.33 and -46.78). So the LML agrees, "
+    "and the ELBO has its size but depends on which of a thousand equally good columns v a library "
+    "finds. Tried with the best q and features of one epoch, and by the steps of that code, each "
+    "with all four of its learning rates.",
+}
+
+
+def _draw_tempering(cells: pandas.DataFrame, figure: Figure) -> None:
+    axes = figure.subplots(2, 2, sharex="col")
+    for (upper, lower), family in zip(axes.T, _TEMPERED_FIGURES, strict=True):
+        rows = cells[cells["family"] == family].sort_values("temperature")
+        upper.plot(rows["temperature"], rows["noise"], "o-")
+        upper.axhline(NOISE, color="grey", linewidth=1)
+        upper.set(yscale="log", ylim=(1e-4, 1), ylabel="noise deviation")
+        upper.set_title(family, fontsize=9)
+        lower.plot(rows["temperature"], -rows["q_test"], "o-")
+        lower.set_xscale("log", base=4)
+        lower.set(yscale="symlog", ylim=(-1, 1e5))
+        lower.set(xlabel="temperature", ylabel="NLL of q, nats a test point")
+
+
+TEMPERING = Experiment(
+    "elbo-tempering", "Tempered lower bounds", _tempering_cells, run_tempering, _tempering_claims,
+    _draw_tempering, size=(8.0, 4.6),
+)  # fmt: skip
+"""Harvey and Hughes (2026), Figures 4 and 5."""
+
+
+_IMPORTANCE_SOURCE = "beside Harvey and Hughes 2026; Burda et al. 2016"
+_importance_claim = partial(Claim, _IMPORTANCE_SOURCE)
+
+
+def _importance_cells() -> list[dict[str, Any]]:
+    common = {"steps": 1000, "num_features": 1024, "draws": 1024, "repeats": 20}
+    common["rates"] = [0.1, 0.01]
+    return [common | {"seed": seed, "family": name} for seed in (0, 2) for name in _FAMILIES]
+
+
+def run_importance(cell: Mapping[str, Any]) -> dict[str, Any]:
+    r"""The bound :math:`E \log \frac1K \sum_k p(y, w_k) / q(w_k)` by the number K of draws.
+
+    Hyperparameters and q are those that the family learns by its own bound.
+
+    Args:
+        cell: ``seed``, ``family``, ``steps``, ``rates``, ``num_features`` as for
+            :func:`learned_bound`; ``draws``, a power of
+            two, the largest K; ``repeats`` of all draws.
+
+    Returns:
+        ``elbo`` and ``lml``, and over K = 1, 2, 4, ... ``bound`` with ``error``; nats in all.
+    """
+    learned = learned_bound(
+        cell["family"], cell["seed"], cell["steps"], cell["rates"],
+        num_features=cell["num_features"],
+    )  # fmt: skip
+    scores = learned.scores()
+    generator = torch.Generator().manual_seed(cell["seed"])
+    weights = [_log_weights(learned, cell["draws"], generator) for _ in range(cell["repeats"])]
+    log_weights = torch.stack(weights)
+    counts = [2**power for power in range(int(math.log2(cell["draws"])) + 1)]
+    bounds, errors = [], []
+    for count in counts:
+        # All draws are used for every K: fewer at a time are more estimates.
+        groups = log_weights.reshape(cell["repeats"], -1, count)
+        values = (groups.logsumexp(-1) - math.log(count)).flatten()
+        bounds.append(float(values.mean()))
+        errors.append(float(values.std() / math.sqrt(len(values))))
+    return {
+        "elbo": scores["elbo"], "lml": scores["lml"], "counts": counts, "bound": bounds,
+        "error": errors,
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def _log_weights(learned: Any, count: int, generator: torch.Generator) -> Tensor:
+    """Logarithms of p(y, w) / q(w) at draws of q."""
+    model, mll = learned.model, learned.objective
+    data = mll.data_at(model(*model.train_inputs), model.train_targets)
+    q = mll.weights_at(data)
+    weights = q.sample(count, generator)
+    # Constants of 2 π cancel between q and the prior.
+    centered = (weights - q.mean).mT
+    log_q = -0.5 * ((centered * q.precision().times(centered)).sum(0) + q.log_det())
+    log_prior = -0.5 * (weights.square() / data.prior_variance + data.prior_variance.log()).sum(-1)
+    errors = data.residual - weights @ data.features.mT
+    log_likelihood = -0.5 * (errors.square() / data.noise + (2 * math.pi * data.noise).log())
+    return log_likelihood.sum(-1) + log_prior - log_q
+
+
+def _importance_claims(cells: pandas.DataFrame) -> list[Claim]:
+    claims = [_tightens(cells)]
+    if set(_FAMILIES[:2]) <= set(cells["family"]):
+        claims.append(_prefers(cells))
+    return claims
+
+
+def _tightens(cells: pandas.DataFrame) -> Claim:
+    bounds, errors = array(cells["bound"]), array(cells["error"])
+    lml, elbo = cells["lml"].to_numpy(), cells["elbo"].to_numpy()
+    first = np.abs(bounds[:, 0] - elbo) <= 4 * errors[:, 0] + 1e-6 * np.abs(elbo)
+    rising = np.diff(bounds, axis=1) >= -2 * (errors[:, 1:] + errors[:, :-1]) - 1e-6 * np.abs(
+        lml[:, None]
+    )
+    # Errors of a mean, and rounding of figures of thousands of nats.
+    below = bounds <= lml[:, None] + 4 * errors + 1e-6 * np.abs(lml[:, None])
+    figures = "; ".join(
+        f"seed {row['seed']}, {row['family']}: {row['elbo']:.1f}, {row['bound'][-1]:.1f} ± "
+        f"{row['error'][-1]:.1f}, {row['lml']:.1f}"
+        for _, row in cells.iterrows()
+    )
+    return _importance_claim(
+        "More draws take the bound from the ELBO, K = 1, up towards the LML.",
+        "no figure",
+        f"ELBO, bound with K = {cells['counts'].iloc[0][-1]}, LML: {figures}",
+        graded(bool(first.all()), bool(rising.all()), bool(below.all())),
+        rule="at K = 1 the ELBO, rising with K and never above the LML, within errors",
+        question=True,
+    )
+
+
+def _prefers(cells: pandas.DataFrame) -> Claim:
+    best = {
+        family: np.array([row[-1] for row in cells[cells["family"] == family]["bound"]])
+        for family in _FAMILIES[:2]
+    }
+    gap = best["rank-1"] - best["diagonal"]
+    return _importance_claim(
+        "Importance weights leave the bound's preference for the underfit as it is.",
+        "no figure",
+        "rank one less diagonal, a seed each: " + ", ".join(f"{value:.0f}" for value in gap),
+        graded(bool((gap < 0).all())),
+        "With rank one the draws hardly reach the posterior, and a thousand of them close only a "
+        "small part of the gap.",
+        rule="negative for each seed",
+        question=True,
+    )
+
+
+def _draw_importance(cells: pandas.DataFrame, figure: Figure) -> None:
+    axes = figure.subplots()
+    for _, row in cells.iterrows():
+        below = np.maximum(row["lml"] - np.array(row["bound"]), 1e-3)
+        axes.loglog(row["counts"], below, label=f"{row['family']}, seed {row['seed']}", base=2)
+    axes.set_yscale("log", base=10)
+    axes.set(xlabel="draws K", ylabel="LML less the bound, nats")
+    axes.legend(fontsize=7)
+
+
+IMPORTANCE = Experiment(
+    "elbo-importance", "Importance-weighted lower bounds", _importance_cells, run_importance,
+    _importance_claims, _draw_importance, size=(5.5, 3.4),
+)  # fmt: skip
+"""Burda et al. (2016) on the model of Harvey and Hughes (2026)."""
