@@ -28,8 +28,9 @@ BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```$)?", re.DOTALL |
 
 # Of each snippet of the README: what it shows, by a name that is in no other.
 SNIPPETS = {
-    "swap": "torch.optim.Adam", "botorch": "SingleTaskGP", "compare": "score_models",
-    "table": "Regressor",
+    "swap": "deep_bottleneck", "botorch": "SingleTaskGP", "compare": "score_models",
+    "table": "Regressor", "laplace": "Laplace(network", "few-shot": "DeepKernelTransfer",
+    "many rows": "NearestNeighbors",
 }  # fmt: skip
 
 
@@ -90,7 +91,11 @@ def test_every_snippet_of_the_readme_has_a_test():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("swap", marks=pytest.mark.slow), "botorch", "compare", "table"]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("swap", "few-shot", "many rows")))
+        for name in SNIPPETS
+    ],
 )
 def test_a_snippet_of_the_readme_runs_in_a_process_of_its_own(name, tmp_path):
     code, shown = snippet(name)

@@ -117,4 +117,5 @@ for ax, (name, model) in zip(panels, fitted.items(), strict=True):
     ax.set_title(name, fontsize=11)
     ax.spines[["top", "right"]].set_visible(False)
     print(f"{name:31s} LML {log_marginal_likelihood(model).item():6.1f} nats")
+
 panels[0].legend(frameon=False)
