@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from benchmarks.evidence.bounds import STRUCTURES
 from benchmarks.evidence.invariances import AffineAugmentation, AveragedNetwork
 from benchmarks.evidence.ledger.claims import (
     Claim,
@@ -30,6 +29,7 @@ from benchmarks.evidence.ledger.claims import (
 )
 from benchmarks.evidence.training import (
     CLASSES,
+    STRUCTURES,
     Images,
     image_source,
     images,
