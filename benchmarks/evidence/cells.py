@@ -29,10 +29,7 @@ from benchmarks.evidence.training import (
     trained_online,
 )
 from gpclml.conditioning import partition_at_random, partition_by_class
-from gpclml.curvature import (
-    FunctionSpace,
-    GaussianWeightPrior,
-)
+from gpclml.curvature import FunctionSpace, GaussianWeightPrior
 from gpclml.errors import UnknownNameError
 from gpclml.evaluation.calibration import fit_temperature
 from gpclml.evidence.sampling import (

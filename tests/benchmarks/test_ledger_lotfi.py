@@ -9,11 +9,7 @@ import pandas
 import pytest
 import torch
 
-from benchmarks.evidence.ledger import (
-    fourier,
-    kernel_hyperparameters,
-    laplace_toy,
-)
+from benchmarks.evidence.ledger import fourier, kernel_hyperparameters, laplace_toy
 
 
 @pytest.fixture(scope="module")
