@@ -45,8 +45,7 @@ _PUBLISHED = {
     "lml": (6.5066, 5.3239, 4.4124, 4.2810, 4.0860, 4.0384),
     "clml": (5.4051, 4.7784, 4.4018, 4.1275, 4.0385, 4.0260),
 }
-_LENGTHSCALE_SOURCE = "Lotfi et al. 2022, Figure 8a and Appendix H"
-_lengthscale_claim = partial(Claim, _LENGTHSCALE_SOURCE)
+_lengthscale_claim = partial(Claim, "Lotfi et al. 2022, Figure 8a and Appendix H")
 
 
 def _lengthscale_cells() -> list[dict[str, Any]]:
@@ -205,8 +204,7 @@ _NUM_TRAIN, _NUM_ALL, _NUM_CONDITIONED = 50, 200, 45
 _PAPER_SEED = 22
 _ORDERS = {"orders": 1000, "curves": 100}
 _SHAPES = (0.001, 0.01, 0.1, 0.3)
-_SHAPE_SOURCE = "Lotfi et al. 2022, Figures 8b and 23, Appendix H"
-_shape_claim = partial(Claim, _SHAPE_SOURCE)
+_shape_claim = partial(Claim, "Lotfi et al. 2022, Figures 8b and 23, Appendix H")
 
 
 def _shape_cells() -> list[dict[str, Any]]:
@@ -360,7 +358,7 @@ def _shapes(cells: pandas.DataFrame) -> Claim:
         "10 points, 78.8, 85.5, 85.4, 84.3 after 200",
         f"LML after 10 and 200 points by shape: {ends}; .001 is overtaken at n = {overtaken}",
         graded(
-            bool((clear[:, 4:25] > 4).all()), bool((clear[0, 99:] < -4).all()),
+            (clear[:, 4:25] > 4).all(), (clear[0, 99:] < -4).all(),
             int(curves[:, -1].argmin()) == 0,
         ),
         rule=".001 ahead of all others from 5 to 25 points and behind .01 from 100, by four "

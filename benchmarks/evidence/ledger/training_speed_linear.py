@@ -494,8 +494,7 @@ _SETTINGS = {  # points and passes over them, as in the authors' scripts
     "features, one prior": (60, 12),
 }
 _LEARNING_RATE = 0.005
-_COMBINATION_SOURCE = "Lyle et al. 2020, Sections 3.3 and 4.1"
-_combination_claim = partial(Claim, _COMBINATION_SOURCE)
+_combination_claim = partial(Claim, "Lyle et al. 2020, Sections 3.3 and 4.1")
 
 
 def _combination_cells() -> list[dict[str, Any]]:
