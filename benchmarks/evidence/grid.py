@@ -10,10 +10,17 @@ from typing import Any
 
 from benchmarks._options import check_device, check_known, check_positive
 from benchmarks.data import load
-from benchmarks.evidence.architectures import SIX, run_architecture, run_size
-from benchmarks.evidence.bounds import ESTIMATORS, run_estimator
+from benchmarks.evidence.cells import (
+    ESTIMATORS,
+    SIX,
+    run_architecture,
+    run_estimator,
+    run_invariance,
+    run_regression,
+    run_search,
+    run_size,
+)
 from benchmarks.evidence.ledger.claims import imported_modules
-from benchmarks.evidence.online import run_invariance, run_regression, run_search
 from benchmarks.evidence.training import (
     ARCHITECTURES,
     CLASSES,

@@ -11,7 +11,14 @@ from gpytorch.likelihoods import SoftmaxLikelihood
 from torch import Tensor
 
 from benchmarks.data import has_files, load_images
-from gpclml.curvature import GaussianWeightPrior, Kronecker
+from gpclml.curvature import (
+    BlockDiagonal,
+    Diagonal,
+    Full,
+    FunctionSpace,
+    GaussianWeightPrior,
+    Kronecker,
+)
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.evaluation.calibration import expected_calibration_error
 from gpclml.evidence.sampling import marginal_log_densities
@@ -21,9 +28,9 @@ from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
 __all__ = [
-    "ARCHITECTURES", "CLASSES", "DATA", "Images", "evidence_of_all", "image_source", "images",
-    "network", "objective", "outputs_at", "predictive_scores", "rotated", "trained",
-    "trained_online",
+    "ARCHITECTURES", "CLASSES", "DATA", "STRUCTURES", "Images", "evidence_of_all",
+    "image_source", "images", "network", "objective", "outputs_at", "predictive_scores",
+    "rotated", "trained", "trained_online",
 ]  # fmt: skip
 
 DATA = {
@@ -257,6 +264,15 @@ class FixupBlock(torch.nn.Module):
 
 CLASSES = 10
 _AT_ONCE = 500
+
+
+STRUCTURES = {
+    "full": Full(), "block": BlockDiagonal("layer"), "block-parameter": BlockDiagonal("parameter"),
+    "kronecker": Kronecker(others="diagonal"),
+    "kronecker-reduce": Kronecker("reduce", others="diagonal"), "diagonal": Diagonal(),
+    "kernel": FunctionSpace(),
+}  # fmt: skip
+"""The structures of the curvature by name."""
 
 
 def objective(

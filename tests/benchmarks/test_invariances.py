@@ -101,11 +101,7 @@ def rotated_objective(structure, outputs, samples=3):
 
 @pytest.mark.parametrize(
     ("structure", "outputs"),
-    [
-        (FunctionSpace(), "single"),
-        (Full(), "all"),
-        (Kronecker("reduce"), "all"),
-    ],
+    [(FunctionSpace(), "single"), (Full(), "all"), (Kronecker("reduce"), "all")],
 )
 def test_the_gradient_in_ranges_is_that_of_finite_differences(structure, outputs):
     def value(log_ranges):

@@ -7,12 +7,7 @@ import pandas
 import pytest
 import torch
 
-from benchmarks.evidence.ledger import (
-    evidence_bounds,
-    evidence_ranking,
-    online_curve,
-    uci_networks,
-)
+from benchmarks.evidence.ledger import evidence_bounds, evidence_ranking, online_curve, uci_networks
 from benchmarks.evidence.ledger.claims import rank_correlations, rank_interval
 from benchmarks.evidence.ledger.stacked_networks import (
     Networks,
@@ -25,36 +20,32 @@ from gpclml.curvature import BlockDiagonal, FunctionSpace
 from gpclml.fit import fit_map
 
 
-def test_networks_of_a_stack_are_trained_each_alone():
+def trained_stack(seeds, precisions, noise, epochs, batch_size=None):
     x, y = online_curve.curve("stand-in")
-    stack = Networks([3, 4], x.expand(2, -1, -1), y.expand(2, -1), 30)
-    alone = Networks([4], x[None], y[None], 30)
-    train_fixed(stack, [2.0, 5.0], [0.5, 0.1])
-    train_fixed(alone, [5.0], [0.1])
-    for stacked, two in zip(stack.weights, alone.weights, strict=True):
-        assert torch.allclose(stacked[1], two[0], atol=1e-5)
-    alike = stack.outputs(stack.x.float())[1].double()
-    assert torch.allclose(alike, stack.single[1](stack.x[1])[:, 0], atol=1e-6)
+    k = len(seeds)
+    data = x.expand(k, -1, -1), y.expand(k, -1)
+    networks = Networks(seeds, *data, epochs, batch_size=batch_size)
+    train_fixed(networks, precisions, noise)
+    return networks
+
+
+@pytest.mark.parametrize("batch_size", [None, 64])
+def test_networks_of_a_stack_are_trained_each_alone(batch_size):
+    stack = trained_stack([3, 4], [2.0, 5.0], [0.5, 0.1], 30, batch_size)
+    alone = trained_stack([4], [5.0], [0.1], 30, batch_size)
+    for stacked, single in zip(stack.weights, alone.weights, strict=True):
+        assert torch.allclose(stacked[1], single[0], atol=1e-5)
+    outputs = stack.outputs(stack.x.float())[1].double()
+    assert torch.allclose(outputs, stack.single[1](stack.x[1])[:, 0], atol=1e-6)
 
 
 def test_batches_of_a_stack_have_their_share_of_the_prior():
-    x, y = online_curve.curve("stand-in")
-
-    def trained(size: int | None, epochs: int, seeds: tuple[int, ...] = (3, 4)) -> Networks:
-        k = len(seeds)
-        data = x.expand(k, -1, -1), y.expand(k, -1)
-        networks = Networks(seeds, *data, epochs, batch_size=size)
-        train_fixed(networks, [5.0] * k, [0.1] * k)
-        return networks
-
-    stack, alone = trained(64, 30), trained(64, 30, (4,))
-    for stacked, two in zip(stack.weights, alone.weights, strict=True):
-        assert torch.allclose(stacked[1], two[0], atol=1e-5)
-    whole = trained(None, 3000)  # both end near one mode
-    batched = trained(64, 3000)
-    for stacked, two in zip(whole.single, batched.single, strict=True):
-        values = [objective(net, 200, precision=5.0, noise=0.1) for net in (stacked, two)]
-        first, second = (mll.log_joint(mll.model(whole.x[0]), y) for mll in values)
+    whole, batched = (  # both end near one mode
+        trained_stack([3, 4], [5.0, 5.0], [0.1, 0.1], 3000, size) for size in (None, 64)
+    )
+    for networks in zip(whole.single, batched.single, strict=True):
+        values = [objective(net, 200, precision=5.0, noise=0.1) for net in networks]
+        first, second = (mll.log_joint(mll.model(whole.x[0]), whole.y[0]) for mll in values)
         assert float(first.detach()) == pytest.approx(float(second.detach()), abs=0.05)
 
 

@@ -73,8 +73,8 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
     row = cells.iloc[0]
     best = np.argmax(row["lml"])
     variance = row["variances"][best]
-    falls = bool((np.diff(row["lml"][best:]) < 0).all())
-    rises = bool((np.diff(row["test"]) > 0).all())
+    falls = (np.diff(row["lml"][best:]) < 0).all()
+    rises = (np.diff(row["test"]) > 0).all()
     source = "Lotfi et al. 2022, Figures 4a and 11"
     return [
         Claim(

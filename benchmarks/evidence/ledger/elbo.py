@@ -440,7 +440,7 @@ def _bound_prefers(source: str, rows: pandas.DataFrame, fixed: pandas.DataFrame)
         f"seed 0: ELBO {first[0]['elbo']:.2f} against {first[1]['elbo']:.2f}, LML "
         f"{first[0]['lml']:.2f} against {first[1]['lml']:.2f}; larger by the ELBO for "
         f"{int((elbo > 0).sum())} of {len(seeds)} seeds, by the LML for {int((lml > 0).sum())}",
-        graded(bool(elbo.loc[0] > 0), bool(lml.loc[0] < 0), bool((elbo > 0).all())),
+        graded(elbo.loc[0] > 0, lml.loc[0] < 0, (elbo > 0).all()),
         rule="so for seed 0, and by the ELBO for every seed",
     )
 
@@ -470,7 +470,7 @@ def _unfinished(source: str, rows: pandas.DataFrame) -> Claim:
         f"Adam on v and the prior variance, from {len(rows)} starts of v: variance {least:.2e} to "
         f"{most:.2e}, ELBO {low:.0f} to {high:.0f}; both in closed form: variance 1.00e-06, ELBO "
         "-20.54",
-        graded(bool(low <= -118.09 <= high), bool(least <= 1.99e-6 <= most)),
+        graded(low <= -118.09 <= high, least <= 1.99e-6 <= most),
         rule="both within the range over starts",
         remark="The published variance and ELBO are where a thousand steps of Adam on v, from a "
         "random start, happen to end. The best v has a closed form, with which the variance ends "
@@ -505,8 +505,7 @@ FAMILIES = Experiment(
 
 _NUMBERS = (25, 40, 63, 100, 158, 251, 398, 631, 1000, 1585, 2512, 3981, 6310, 10000)
 _NEAR = (158, 398)  # the crossing of the figure is between these
-_SWEEP_SOURCE = "Harvey and Hughes 2026, Figure 2"
-_sweep_claim = partial(Claim, _SWEEP_SOURCE)
+_sweep_claim = partial(Claim, "Harvey and Hughes 2026, Figure 2")
 
 
 def _sweep_cells() -> list[dict[str, Any]]:
@@ -570,7 +569,7 @@ def _bound_prefers_underfit(numbers: list[int], cells: pandas.DataFrame) -> Clai
         "the ELBO of rank one falls with R",
         "rank one less diagonal, mean over draws: "
         + ", ".join(f"R={n} {value:.0f}" for n, value in zip(numbers, gap.mean(1), strict=True)),
-        graded(bool((gap < 0).all()), bool((np.diff(gap.mean(1)) < 0).all())),
+        graded((gap < 0).all(), (np.diff(gap.mean(1)) < 0).all()),
         rule="negative at every R and draw; the mean falling from each R to the next",
         full_size=len(numbers) == len(_NUMBERS),
     )
@@ -600,7 +599,7 @@ def _crossing(numbers: list[int], cells: pandas.DataFrame) -> Claim:
             " and between ".join(f"{low} and {high}" for low, high in crossings)
             or "none of these R"
         ),
-        graded(bool(mean[0] < 0 < mean[-1]), any(near), all(near) and bool(near)),
+        graded(mean[0] < 0 < mean[-1], any(near), all(near) and bool(near)),
         rule=f"negative at the fewest features, positive at the most, and crossing between "
         f"{_NEAR[0]} and {_NEAR[1]} alone",
         remark="The data are those of seed 2, the draws of features are ten and the learning rate "
@@ -726,8 +725,8 @@ def _prevented(rows: pandas.DataFrame, source: str, statement: str, score: str) 
             for t, row in rows.iterrows()
         ),
         graded(
-            bool((away.iloc[steps] < away.iloc[0]).all()), bool(better.iloc[steps].all()),
-            bool((away < math.log(2)).any()),
+            (away.iloc[steps] < away.iloc[0]).all(), better.iloc[steps].all(),
+            (away < math.log(2)).any(),
         ),
         remark=_REMARKS[score],
         rule="noise nearer that of the data and a better fit by q (RMSE of an underfit, log "
@@ -822,8 +821,7 @@ TEMPERING = Experiment(
 """Harvey and Hughes (2026), Figures 4 and 5."""
 
 
-_IMPORTANCE_SOURCE = "beside Harvey and Hughes 2026; Burda et al. 2016"
-_importance_claim = partial(Claim, _IMPORTANCE_SOURCE)
+_importance_claim = partial(Claim, "beside Harvey and Hughes 2026; Burda et al. 2016")
 
 
 def _importance_cells() -> list[dict[str, Any]]:
@@ -908,7 +906,7 @@ def _tightens(cells: pandas.DataFrame) -> Claim:
         "More draws take the bound from the ELBO, K = 1, up towards the LML.",
         "no figure",
         f"ELBO, bound with K = {cells['counts'].iloc[0][-1]}, LML: {figures}",
-        graded(bool(first.all()), bool(rising.all()), bool(below.all())),
+        graded(first.all(), rising.all(), below.all()),
         rule="at K = 1 the ELBO, rising with K and never above the LML, within errors",
         question=True,
     )
@@ -924,7 +922,7 @@ def _prefers(cells: pandas.DataFrame) -> Claim:
         "Importance weights leave the bound's preference for the underfit as it is.",
         "no figure",
         "rank one less diagonal, a seed each: " + ", ".join(f"{value:.0f}" for value in gap),
-        graded(bool((gap < 0).all())),
+        graded((gap < 0).all()),
         "With rank one the draws hardly reach the posterior, and a thousand of them close only a "
         "small part of the gap.",
         rule="negative for each seed",

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from benchmarks.evidence.bounds import STRUCTURES
 from benchmarks.evidence.invariances import AffineAugmentation, AveragedNetwork
 from benchmarks.evidence.ledger.claims import (
     Claim,
@@ -30,6 +29,7 @@ from benchmarks.evidence.ledger.claims import (
 )
 from benchmarks.evidence.training import (
     CLASSES,
+    STRUCTURES,
     Images,
     image_source,
     images,
@@ -269,7 +269,7 @@ def _ordered(tightness: _Tightness) -> Claim:
         best = full.max(1).mean()
         gaps = [best - curves.max(1).mean() for curves in (block, kronecker, diagonal)]
         # Up to rounding of float32 determinants.
-        right = bool((full >= block - 1e-3).all() and (block >= diagonal - 1e-3).all())
+        right = (full >= block - 1e-3).all() and (block >= diagonal - 1e-3).all()
         lines.append((
             f"{sweep}: largest value of the full one {best:.3f}; of blocks of layers "
             f"{gaps[0]:.3f}, of Kronecker factors {gaps[1]:.3f}, of the diagonal {gaps[2]:.3f} "
@@ -297,7 +297,7 @@ def _share_gaps(
     curves = np.stack([estimates[f"{structure}, {share:g}, random, {outputs}"] for share in shares])
     gaps = (estimates[_FULL] - curves).mean((1, 2))
     text = ", ".join(f"{100 * s:g} %: {gap:.3f}" for s, gap in zip(shares, gaps, strict=True))
-    return f"{sweep}: {text}", bool((np.diff(gaps) < 0).all()), curves
+    return f"{sweep}: {text}", (np.diff(gaps) < 0).all(), curves
 
 
 def _finer(tightness: _Tightness, outputs: str, slack: float) -> tuple[str, Verdict]:
@@ -362,7 +362,7 @@ def _blocks(tightness: _Tightness) -> Claim:
     for sweep, estimates in tightness.items():
         whole = _share_gaps(sweep, estimates, "kernel", "all")[2]
         text, fall, blocks = _share_gaps(sweep, estimates, "block", "all")
-        lines.append((text, fall, bool((blocks <= whole + 1e-3).all())))
+        lines.append((text, fall, (blocks <= whole + 1e-3).all()))
     return _bounds_claim(
         f"{_BOUNDS_SOURCE}, Theorems 1 and 2 and the appendix",
         "Blocks of layers of a batch give bounds below that of the whole batch, the tighter the "
@@ -392,7 +392,7 @@ def _optimum(tightness: _Tightness) -> Claim:
             f"{sweep}: largest at {shown[0]} by the full evidence, {shown[1]} by the bound, "
             f"{shown[2]} by Kronecker factors of all points, a seed each; at most {apart} steps "
             "apart",
-            bool(apart <= 1),
+            apart <= 1,
         ))  # fmt: skip
     return _bounds_claim(
         f"{_BOUNDS_SOURCE}, Section 4 and Figures 3 to 6",
@@ -494,8 +494,7 @@ _METHODS = {
 """Structure, points and outputs of the evidence by name; without invariance for ``"none"``."""
 
 _BATCH, _BURN_IN, _FINAL = 50, 3, 20
-_AFFINE_SOURCE = "Immer et al. 2023, Section 5 and Table 1"
-_affine_claim = partial(Claim, _AFFINE_SOURCE, full_size=False)
+_affine_claim = partial(Claim, "Immer et al. 2023, Section 5 and Table 1", full_size=False)
 
 
 def _affine_cells() -> list[dict[str, Any]]:
@@ -606,7 +605,7 @@ def _affine_claims(cells: pandas.DataFrame) -> list[Claim]:
             f"{100 * share:.0f} % of the time of a step on hyperparameters, "
             f"{few['seconds'].sum() / full['seconds'].sum():.0%} of that of training; accuracy "
             f"{with_error(-lost, 1, '+')} points; " + "; ".join(lines),
-            graded(share <= 0.15, bool(lost.mean() <= 1)),
+            graded(share <= 0.15, lost.mean() <= 1),
             remark,
             rule="at most 15 % of the time of a step, accuracy at most one point lower",
             doubt="Ours: 600 digits and a network of 15,000 weights, against CIFAR-10 and a wide "
@@ -617,7 +616,7 @@ def _affine_claims(cells: pandas.DataFrame) -> list[Claim]:
             "CIFAR-10: 90.3 to 93.2 % with them, 86.8 to 89.2 % with learned precisions alone",
             "gain in points: "
             + "; ".join(f"{n} {with_error(g, 1, '+')}" for n, g in gains.items()),
-            graded(*(bool(g.mean() > 0) for g in gains.values())),
+            graded(*(g.mean() > 0 for g in gains.values())),
             rule="gain positive in the mean, for each estimate",
             doubt="Ours: few images and a short training. Tried with 300 and 600 images.",
         ),

@@ -48,8 +48,7 @@ _PAPER_SEEDS = (15, 6)  # of its weights and of its points
 _PAPER_ORDERS = 200
 _NUM_TRAIN, _NUM_CONDITIONED = 100, 85
 _NOISE = 0.1
-_FOURIER_SOURCE = "Lotfi et al. 2022, Figures 4d and 4e"
-_fourier_claim = partial(Claim, _FOURIER_SOURCE)
+_fourier_claim = partial(Claim, "Lotfi et al. 2022, Figures 4d and 4e")
 
 
 def _fourier_cells() -> list[dict[str, Any]]:
@@ -292,8 +291,7 @@ _CRITERIA = {
     "lml": "LML", "bic": "BIC", "aic": "AIC", "waic": "WAIC", "loo": "LOO", "clml": "CLML",
 }  # fmt: skip
 _MOST = 15  # frequencies
-_CRITERIA_SOURCE = "beside Lotfi et al. 2022"
-_criteria_claim = partial(Claim, _CRITERIA_SOURCE)
+_criteria_claim = partial(Claim, "beside Lotfi et al. 2022")
 
 
 def _criteria_cells() -> list[dict[str, Any]]:
@@ -431,8 +429,9 @@ _PRIORS = {
 _FREQUENCIES, _FEW_FREQUENCIES = 9, 3
 _CURVE_NOISE = 0.5
 _VAGUE = 1e4
-_CURVES_SOURCE = "Lotfi et al. 2022, Eq. 5, and the argument of Figure 4"
-_curves_claim = partial(Claim, _CURVES_SOURCE, full_size=False)
+_curves_claim = partial(
+    Claim, "Lotfi et al. 2022, Eq. 5, and the argument of Figure 4", full_size=False
+)
 
 
 def _curves_cells() -> list[dict[str, Any]]:

@@ -25,8 +25,7 @@ Values = NDArray[np.float64]
 _WIDTHS = (0.05, 1e8)
 _BEYOND = 100.0  # widths from here on hold more than thirty of the modes
 _POINTS = 20001
-_SOURCE = "Lotfi et al. 2022, Figure 3"
-_claim = partial(Claim, _SOURCE)
+_claim = partial(Claim, "Lotfi et al. 2022, Figure 3")
 
 
 def _cells() -> list[dict[str, Any]]:

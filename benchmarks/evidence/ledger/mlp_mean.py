@@ -35,8 +35,7 @@ _MEANS = {
 _LENGTHSCALE, _NOISE, _NUM_TRAIN = 0.75, 0.02, 50
 _PAPER_SEED = 85234
 _TRAINED = ("all", "network")
-_SOURCE = "Lotfi et al. 2022, Figure 2"
-_claim = partial(Claim, _SOURCE)
+_claim = partial(Claim, "Lotfi et al. 2022, Figure 2")
 _BEYOND_PAPER = "Lotfi et al. 2022, on the problem of Figure 2"
 
 
@@ -164,8 +163,8 @@ def _on_paper_data(cells: pandas.DataFrame) -> Claim:
         f"by the CLML {cells['clml_nll'].min():.1f} to {cells['clml_nll'].max():.1f}, lower than "
         f"by the LML for {lower} of {len(cells)} starts",
         graded(
-            bool(abs(lml.mean() - 41.5) < 4), bool(abs(cells["constant_lml"] - 14.2).max() < 0.1),
-            bool((nll > 10).all()), bool(abs(constant - 0.8).max() < 0.02),
+            abs(lml.mean() - 41.5) < 4, abs(cells["constant_lml"] - 14.2).max() < 0.1,
+            (nll > 10).all(), abs(constant - 0.8).max() < 0.02,
         ),
         rule="mean LML of the network within 4 of 41.5, of the constant within .1 of 14.2; every "
         "NLL of the network above 10, of the constant within .02 of .80",

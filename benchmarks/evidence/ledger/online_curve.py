@@ -106,7 +106,7 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
             f"{apart[:, index].min():+.4f} at least; precision {precision.min():.2g} to "
             f"{precision.max():.2g}, noise {noise.mean():.3f}"
         )
-        holds.append(bool((apart[:, index] > -_WITHIN).all()))
+        holds.append((apart[:, index] > -_WITHIN).all())
     # Where the grid has its optimum: precisions are rows, noises columns.
     rows, columns = np.divmod(array(cells["grid"]).reshape(len(cells), -1).argmax(1), len(_NOISES))
     return [
@@ -126,7 +126,7 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
             rule=f"at most {_WITHIN} nats a point below, for each start and seed",
             doubt="Ours: tried with ReLU and tanh units, and with a step on the hyperparameters "
             "after every 20 and every 5 epochs.",
-            full_size=bool((cells["data"] == "snelson").all()),
+            full_size=(cells["data"] == "snelson").all(),
         )
     ]  # fmt: skip
 

@@ -17,13 +17,12 @@ from benchmarks.evidence.ledger import (
     evidence_bounds,
     evidence_ranking,
     fourier,
+    kernel_hyperparameters,
     laplace_toy,
-    lengthscale_bias,
     mlp_mean,
     occam,
     online_curve,
     pac_bayes,
-    rational_quadratic,
     training_speed_kernel,
     training_speed_linear,
     training_speed_networks,
@@ -40,7 +39,7 @@ PAPERS: Mapping[str, tuple[Experiment, ...]] = MappingProxyType(
     {
         "Lotfi et al. 2022": (
             occam.EXPERIMENT, laplace_toy.EXPERIMENT, density.EXPERIMENT, fourier.FOURIER,
-            rational_quadratic.EXPERIMENT, lengthscale_bias.EXPERIMENT, mlp_mean.EXPERIMENT,
+            kernel_hyperparameters.SHAPE, kernel_hyperparameters.LENGTHSCALE, mlp_mean.EXPERIMENT,
             fourier.CURVES, fourier.CRITERIA, pac_bayes.EXPERIMENT,
         ),
         "Lyle et al. 2020": (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -69,16 +69,35 @@ def _relu(covariance: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Te
     return behind, (math.pi - angle) / math.pi
 
 
+def _tangent(
+    covariance: Tensor,
+    variances: Sequence[tuple[Tensor, Tensor]],
+    average: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """The tangent kernel behind several layers of ReLUs.
+
+    Args:
+        covariance: Before the first of them.
+        variances: Of both Gaussians before each of them.
+        average: What the weights between two layers do to covariances.
+    """
+    tangent = covariance
+    for layer, (first, second) in enumerate(variances):
+        if layer:
+            # A layer passes gradients on and adds those of its own weights.
+            covariance = average(covariance)
+            tangent = average(tangent) + covariance
+        covariance, slope = _relu(covariance, first, second)
+        tangent = tangent * slope
+    return tangent + covariance
+
+
 def _fully_connected(x: Tensor) -> Tensor:
     flat = x.flatten(1)
     covariance = flat @ flat.mT / flat.shape[-1]
     variance = covariance.diagonal()
-    tangent = covariance
-    for _ in range(_HIDDEN):
-        covariance, slope = _relu(covariance, variance.unsqueeze(-1), variance)
-        # A layer passes gradients on and adds those of its own weights.
-        tangent = tangent * slope + covariance
-    return tangent
+    layers = [(variance.unsqueeze(-1), variance)] * _HIDDEN
+    return _tangent(covariance, layers, lambda values: values)
 
 
 def _averaged(values: Tensor) -> Tensor:
@@ -101,14 +120,8 @@ def _convolutional(x: Tensor) -> Tensor:
     # Row by row: all pairs of images at once would not fit into memory.
     for i in range(len(x)):
         covariance = _averaged((x[i : i + 1] * x).mean(1, keepdim=True))
-        tangent = covariance
-        for layer, variance in enumerate(variances):
-            covariance, slope = _relu(covariance, variance[i : i + 1], variance)
-            tangent = tangent * slope
-            if layer < _CONVOLUTIONS - 1:
-                covariance, tangent = _averaged(covariance), _averaged(tangent)
-                tangent = tangent + covariance
-        rows.append((tangent + covariance).mean((1, 2, 3)))
+        layers = [(variance[i : i + 1], variance) for variance in variances]
+        rows.append(_tangent(covariance, layers, _averaged).mean((1, 2, 3)))
     return torch.stack(rows)
 
 
@@ -116,27 +129,16 @@ def _pooled(x: Tensor) -> Tensor:
     """All pairs of places matter to a mean over them; in float32, for their number."""
     x, dtype = x.float(), x.dtype
     n, size = len(x), x.shape[-1]
-    places = size * size
-    flat = [variance.reshape(n, places) for variance in _variances(x)]
+    flat = [variance.flatten(1) for variance in _variances(x)]
     kernel = x.new_zeros(n, n)
     # The kernel is symmetric: half of the pairs are enough.
     pairs = torch.tril_indices(n, n)
-    for chunk in pairs.split(max(1, _PAIRS // places**2), dim=1):
-        first, second = chunk
+    for first, second in pairs.split(max(1, _PAIRS // size**4), dim=1):
         left, right = (x[rows].flatten(2) for rows in (first, second))
         covariance = _averaged_pairs(torch.einsum("bcp,bcq->bpq", left, right) / x.shape[1], size)
-        tangent = covariance
-        for layer, variance in enumerate(flat):
-            covariance, slope = _relu(
-                covariance, variance[first].unsqueeze(-1), variance[second].unsqueeze(-2)
-            )
-            tangent = tangent * slope
-            if layer < _CONVOLUTIONS - 1:
-                covariance = _averaged_pairs(covariance, size)
-                tangent = _averaged_pairs(tangent, size) + covariance
-        values = (tangent + covariance).mean((1, 2))
-        kernel[first, second] = values
-        kernel[second, first] = values
+        layers = [(v[first].unsqueeze(-1), v[second].unsqueeze(-2)) for v in flat]
+        tangent = _tangent(covariance, layers, partial(_averaged_pairs, size=size))
+        kernel[first, second] = kernel[second, first] = tangent.mean((1, 2))
     return kernel.to(dtype)
 
 
@@ -168,8 +170,7 @@ _CONVOLUTIONAL = {  # and the number of data sets and of test points
 _NOISE = 0.1
 _SCALES = tuple(2.0**power for power in range(-3, 7))
 _PARTS = 4
-_NTK_SOURCE = "Lyle et al. 2020, Figure 2 (right)"
-_ntk_claim = partial(Claim, _NTK_SOURCE, full_size=False)
+_ntk_claim = partial(Claim, "Lyle et al. 2020, Figure 2 (right)", full_size=False)
 
 
 def _ntk_cells() -> list[dict[str, Any]]:

@@ -195,13 +195,12 @@ def run_linear(cell: Mapping[str, Any]) -> dict[str, Any]:
     result = {name: [row[name] for row in rows] for name in rows[0]}
     # Curves over draws and points are of the model of most evidence alone.
     best = list(models.values())[np.argmax(result["lml"])]
-    best_scores = {**_terms(best), **_gaps(best, cell)} if cell["steps"] else {}
-    return {"setting": list(models), **result, **best_scores}
+    curves = _best_scores(best, cell) if cell["steps"] else {}
+    return {"setting": list(models), **result, **curves}
 
 
 def _scores(model: BayesianLinearModel, cell: Mapping[str, Any]) -> dict[str, float]:
-    y = _data(model)[1]
-    order = torch.arange(len(y)).unsqueeze(0)
+    order = torch.arange(len(model.train_targets)).unsqueeze(0)
     seed = 100 + cell["seed"]  # not that of the data
     exact = training_speed(model, 10, orderings=order, repeats=cell["repeats"], seed=seed)
     scores = {"lml": exact.log_marginal_likelihood, "expected": exact.expected.value}
@@ -216,7 +215,7 @@ def _scores(model: BayesianLinearModel, cell: Mapping[str, Any]) -> dict[str, fl
 
 def _descended(model: BayesianLinearModel, draws: int, cell: Mapping[str, Any]) -> TrainingSpeed:
     """The estimators by draws that gradient descent trains."""
-    x, y = _data(model)
+    x, y = model.train_inputs[0], model.train_targets
     features = model.features(x).detach()
     prior_variance = model.prior_variance.detach().expand(features.shape[-1])
     return training_speed_by_descent(
@@ -225,20 +224,23 @@ def _descended(model: BayesianLinearModel, draws: int, cell: Mapping[str, Any]) 
     )  # fmt: skip
 
 
-def _gaps(model: BayesianLinearModel, cell: Mapping[str, Any]) -> dict[str, list[float]]:
-    order = torch.arange(len(_data(model)[1])).unsqueeze(0)
-    exact = [
-        training_speed(model, k, orderings=order, repeats=cell["repeats"], seed=cell["seed"])
-        for k in _DRAWS
-    ]
-    lml = exact[0].log_marginal_likelihood
+def _best_scores(model: BayesianLinearModel, cell: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Of the model of most evidence: terms over points, and gaps of L_k to the LML over k."""
+    order = torch.arange(len(model.train_targets)).unsqueeze(0)
+    options = {"orderings": order, "repeats": cell["repeats"], "seed": cell["seed"]}
+    exact = [training_speed(model, k, **options) for k in _DRAWS]
     descent = [_descended(model, k, cell) for k in _DRAWS]
-    return {
-        "gap": [lml - exact[0].expected.value]
-        + [lml - speed.multi_sample.value for speed in exact],
-        "gap_descent": [lml - descent[0].lower.value]
-        + [lml - speed.multi_sample.value for speed in descent],
-    }
+    lml = exact[0].log_marginal_likelihood
+    # One draw gives L itself, which is exact in closed form and sampled by descent.
+    expected = [exact[0].expected, *(speed.multi_sample for speed in exact)]
+    lower = [descent[0].lower, *(speed.multi_sample for speed in descent)]
+    with torch.no_grad():
+        return {
+            "lml_terms": learning_curve(model, order)[0].tolist(),
+            "expected_terms": expected_curves(model, order)[0].tolist(),
+            "gap": [lml - estimate.value for estimate in expected],
+            "gap_descent": [lml - estimate.value for estimate in lower],
+        }
 
 
 def _divergences_of_weights(model: BayesianLinearModel) -> float:
@@ -246,7 +248,7 @@ def _divergences_of_weights(model: BayesianLinearModel) -> float:
 
     From the Gaussians themselves, by none of the estimators' code.
     """
-    x, y = _data(model)
+    x, y = model.train_inputs[0], model.train_targets
     with torch.no_grad():
         features, prior = model.features(x), model.prior_variance
         # The prior comes first; then the posterior of each further point.
@@ -257,19 +259,6 @@ def _divergences_of_weights(model: BayesianLinearModel) -> float:
             total += float(gaussian_kl(before, after))
             before = after
     return total
-
-
-def _terms(model: BayesianLinearModel) -> dict[str, list[float]]:
-    order = torch.arange(len(_data(model)[1])).unsqueeze(0)
-    with torch.no_grad():
-        lml = learning_curve(model, order)[0]
-        expected = expected_curves(model, order)[0]
-    return {"lml_terms": lml.tolist(), "expected_terms": expected.tolist()}
-
-
-def _data(model: BayesianLinearModel) -> tuple[Tensor, Any]:
-    assert model.train_inputs is not None
-    return model.train_inputs[0], model.train_targets
 
 
 _FIGURES = {
@@ -452,17 +441,19 @@ def _draw_linear(cells: pandas.DataFrame, figure: Figure) -> None:
         _draw_problem(panel, some[some["problem"] == problem], problem)
     axes[0].set_ylabel("nats a point")
     axes[0].legend(fontsize=7)
-    if len(few):
-        _draw_gaps(axes[-2], few)
-        _draw_terms(axes[-1], few[few["problem"] == few["problem"].iloc[-1]])
-
-
-def _draw_gaps(axes: Axes, cells: pandas.DataFrame) -> None:
+    if not len(few):
+        return
     for name, label in (("gap", "exact draws"), ("gap_descent", "descent")):
-        gaps = array(cells[name])
-        axes.loglog((1, *_DRAWS), (gaps / gaps[:, :1]).mean(0), marker=".", label=label)
-    axes.set(xlabel="draws k", ylabel="LML - L_k, of that at k = 1")
-    axes.legend(fontsize=7)
+        gaps = array(few[name])
+        axes[-2].loglog((1, *_DRAWS), (gaps / gaps[:, :1]).mean(0), marker=".", label=label)
+    axes[-2].set(xlabel="draws k", ylabel="LML - L_k, of that at k = 1")
+    axes[-2].legend(fontsize=7)
+    last = few[few["problem"] == few["problem"].iloc[-1]]
+    for name, label in (("lml_terms", "LML"), ("expected_terms", "L")):
+        mean = array(last[name]).mean(0)
+        axes[-1].plot(range(1, len(mean) + 1), mean, label=label)
+    axes[-1].set(xlabel="point (one prior, best model)", ylabel="change by the point, nats")
+    axes[-1].legend(fontsize=7)
 
 
 def _draw_problem(axes: Axes, cells: pandas.DataFrame, problem: str) -> None:
@@ -489,14 +480,6 @@ def _draw_problem(axes: Axes, cells: pandas.DataFrame, problem: str) -> None:
         axes.set_xlabel(f"features, one prior, n = {n:g}")
 
 
-def _draw_terms(axes: Axes, cells: pandas.DataFrame) -> None:
-    for name, label in (("lml_terms", "LML"), ("expected_terms", "L")):
-        mean = array(cells[name]).mean(0)
-        axes.plot(range(1, len(mean) + 1), mean, label=label)
-    axes.set(xlabel="point (one prior, best model)", ylabel="change by the point, nats")
-    axes.legend(fontsize=7)
-
-
 LINEAR = Experiment(
     "training-speed-linear", "Linear models chosen by training speed", _linear_cells, run_linear,
     _linear_claims, _draw_linear, size=(17.0, 3.0),
@@ -511,8 +494,7 @@ _SETTINGS = {  # points and passes over them, as in the authors' scripts
     "features, one prior": (60, 12),
 }
 _LEARNING_RATE = 0.005
-_COMBINATION_SOURCE = "Lyle et al. 2020, Sections 3.3 and 4.1"
-_combination_claim = partial(Claim, _COMBINATION_SOURCE)
+_combination_claim = partial(Claim, "Lyle et al. 2020, Sections 3.3 and 4.1")
 
 
 def _combination_cells() -> list[dict[str, Any]]:
