@@ -133,7 +133,7 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     for name, (lml, test) in row["priors"].items():
         axes[-1].plot(lml, test, "o", label=name)
     axes[-1].set(xlabel="LML, nats", ylabel="test log density, nats a point")
-    axes[-1].legend(fontsize=7)
+    axes[-1].legend(fontsize=9)
 
 
 EXPERIMENT = Experiment(

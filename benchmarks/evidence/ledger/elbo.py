@@ -493,7 +493,7 @@ def _draw_families(cells: pandas.DataFrame, figure: Figure) -> None:
         axes.plot(row["x"], row["y"], "k.", markersize=4)
         axes.set_title(f"{name}{', learned prior' if learned else ''}", fontsize=9)
         text = f"ELBO {row['elbo']:.2f}\nLML {row['lml']:.2f}\nnoise {row['noise']:.2g}"
-        axes.text(0.03, 0.97, text, transform=axes.transAxes, va="top", fontsize=7)
+        axes.text(0.03, 0.97, text, transform=axes.transAxes, va="top", fontsize=9)
 
 
 FAMILIES = Experiment(
@@ -625,7 +625,7 @@ def _draw_sweep(cells: pandas.DataFrame, figure: Figure) -> None:
     # Bounds of rank one are thousands of nats below those of the others.
     several[0].set_yscale("symlog", linthresh=10)
     several[2].set_yscale("log")
-    several[0].legend(fontsize=7)
+    several[0].legend(fontsize=9)
 
 
 SWEEP = Experiment(
@@ -937,7 +937,7 @@ def _draw_importance(cells: pandas.DataFrame, figure: Figure) -> None:
         axes.loglog(row["counts"], below, label=f"{row['family']}, seed {row['seed']}", base=2)
     axes.set_yscale("log", base=10)
     axes.set(xlabel="draws K", ylabel="LML less the bound, nats")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=9)
 
 
 IMPORTANCE = Experiment(

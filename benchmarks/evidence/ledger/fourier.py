@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributions import Normal
 
+from benchmarks._figures import PALETTE
 from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
@@ -270,7 +271,7 @@ def _draw_fourier(cells: pandas.DataFrame, figure: Figure) -> None:
     increments.set(xlabel="points seen", ylabel="mean log p(y | seen), nats", ylim=(-2.5, 1.2))
     increments.legend()
     n = range(1, len(row["gain"]) + 1)
-    sums.plot(n, row["gain"], color="C1")
+    sums.plot(n, row["gain"], color=PALETTE[1])
     sums.axhline(0, color="gray", linewidth=0.8)
     sums.set(xlabel="n", ylabel="LML of M9 minus that of M3, nats")
     for shift, score, label in ((-0.2, "lml", "LML"), (0.2, "clml", "CLML, m = 85")):
@@ -278,7 +279,7 @@ def _draw_fourier(cells: pandas.DataFrame, figure: Figure) -> None:
         bars.bar(shift + np.arange(len(heights)), heights, 0.4, label=label)
     bars.set_xticks(range(len(_MODELS)), list(_MODELS))
     bars.set(ylabel="nats, n = 100", ylim=(0, 78))
-    bars.legend(loc="upper center", ncols=2, fontsize=7)
+    bars.legend(loc="upper center", ncols=2, fontsize=9)
 
 
 FOURIER = Experiment(
@@ -410,7 +411,7 @@ def _draw_criteria(cells: pandas.DataFrame, figure: Figure) -> None:
         style = "k--" if name == "test" else ".-"
         curves.plot(range(1, _MOST + 1), below, style, label=label)
     curves.set(xlabel="frequencies", ylabel="mean below the best, nats", ylim=(-60, 2))
-    curves.legend(fontsize=7)
+    curves.legend(fontsize=9)
     correlations = [rank_correlations(cells[name], cells["test"]) for name in _CRITERIA]
     ranks.boxplot(correlations, tick_labels=list(_CRITERIA.values()))
     ranks.set_ylabel("rank correlation with the test density")
@@ -548,7 +549,7 @@ def _draw_curves(cells: pandas.DataFrame, figure: Figure) -> None:
     terms.set(xlabel="points seen", ylabel="log p(y | seen), nats")
     terms.legend()
     for name in ("vague", "small"):
-        color = f"C{list(_PRIORS).index(name)}"
+        color = PALETTE[list(_PRIORS).index(name)]
         lost = (means[name] - means["true"]).cumsum()
         sums.semilogx(n, lost, color=color, label=_PRIORS[name])
     sums.axhline(0, color="gray", linewidth=0.8)

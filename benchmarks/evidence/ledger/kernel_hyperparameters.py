@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks._figures import PALETTE
 from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
@@ -179,7 +180,7 @@ def _draw_lengthscale(cells: pandas.DataFrame, figure: Figure) -> None:
     several = figure.subplots(1, len(noises), sharey=True, squeeze=False)[0]
     for axes, noise in zip(several, noises, strict=True):
         some = cells[cells["noise"] == noise]
-        for color, name in (("C0", "lml"), ("C1", "clml")):
+        for color, name in ((PALETTE[0], "lml"), (PALETTE[1], "clml")):
             moments = [mean_and_error(values) for values in array(some[name]).T]
             means, errors = zip(*moments, strict=True)
             axes.errorbar(sizes, means, errors, color=color, marker="o", label=name.upper())
@@ -444,7 +445,7 @@ def _draw_shape(cells: pandas.DataFrame, figure: Figure) -> None:
         whose = "the authors' data" if paper else "other data"
         axes.set(xlabel="shape alpha", title=f"{whose}, noise {noise:g}", ylim=(-4, 0.2))
     several[0].set_ylabel("below the best, median, nats")
-    several[0].legend(fontsize=7)
+    several[0].legend(fontsize=9)
     _draw_shapes(several[-1], cells[cells["paper"].eq(True)].iloc[0])
 
 
@@ -453,7 +454,7 @@ def _draw_shapes(axes: Axes, row: pandas.Series) -> None:
     for shape, curve in zip(_SHAPES, curves, strict=True):
         axes.plot(range(1, _NUM_ALL + 1), curve - curves.mean(0), label=f"{shape:g}")
     axes.set(xlabel="points n", ylabel="LML less the mean of four shapes, nats")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=9)
 
 
 SHAPE = Experiment(

@@ -132,13 +132,13 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
         curves.plot(range(1, _COLUMNS + 1), values - values.max(), marker=".", label=f"n = {n}")
     curves.axvline(_TRUE, color="gray", linewidth=0.8)
     curves.set(xlabel="columns of the model", ylabel="mean LML below the best, nats", ylim=(-25, 1))
-    curves.legend(fontsize=6)
+    curves.legend(fontsize=9)
     right = (array(cells["lml"]).argmax(-1) + 1 == _TRUE).mean(0)
     shares.semilogx(sizes, right, "o-", label="nested linear models")
     components_right = (array(cells["components"]) == _INTRINSIC).mean(0)
     shares.semilogx(sizes, components_right, "o-", label="Bayesian PCA")
     shares.set(xlabel="points n", ylabel="share of data sets with the true dimension")
-    shares.legend(fontsize=7)
+    shares.legend(fontsize=9)
 
 
 EXPERIMENT = Experiment(

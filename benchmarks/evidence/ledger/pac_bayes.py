@@ -283,20 +283,20 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
         bounds.semilogx(_WIDTHS, row[name], "k--" if name == "risk" else "o-", label=label)
     bounds.axhline(_RANGE[1], color="gray", linewidth=0.8, linestyle=":")
     bounds.set(xlabel="prior width", ylabel=f"nats a point, n = {row['num_data']:g}")
-    bounds.legend(fontsize=7)
+    bounds.legend(fontsize=9)
     n = row["num_data"]
     for name, points in (("lml", n), ("clml", n - n // 2)):
         values = -np.array(row[name]) / points
         scores.semilogx(_WIDTHS, values, "o-", label=f"minus {name.upper()} a point")
     scores.semilogx(_WIDTHS, row["risk"], "k--", label="risk")
     scores.set(xlabel="prior width", ylabel=f"nats a point, n = {n:g}")
-    scores.legend(fontsize=7)
+    scores.legend(fontsize=9)
     for name in _SCORES:
         means, errors = zip(*rows[f"{name}_rank"], strict=True)
         ranks.errorbar(rows["num_data"], means, errors, fmt="o-", label=name.upper())
     ranks.set_xscale("log")
     ranks.set(xlabel="n", ylabel="rank correlation with minus the risk", ylim=(-1, 1))
-    ranks.legend(fontsize=7)
+    ranks.legend(fontsize=9)
 
 
 EXPERIMENT = Experiment(

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, pad
 
+from benchmarks._figures import PALETTE
 from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
@@ -333,10 +334,10 @@ def _draw_ntk(cells: pandas.DataFrame, figure: Figure) -> None:
         # The first terms are predictions from the prior and may be very low.
         low = max(float(terms[:, 2:].min()), -12.0)
         for index, name in enumerate((network, _DENSE)):
-            axes.fill_between(n, terms[index], low, color=f"C{index}", alpha=0.2)
+            axes.fill_between(n, terms[index], low, color=PALETTE[index], alpha=0.2)
             axes.plot(n, terms[index], label=name)
         axes.set(xlabel=f"points seen, i ({data})", ylim=(low, terms.max() + 0.1))
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=9)
     figure.axes[0].set_ylabel("$L(D_{\\leq i}) - L(D_{<i})$, nats")
 
 

@@ -440,20 +440,20 @@ def _draw_linear(cells: pandas.DataFrame, figure: Figure) -> None:
         some = many if (many["problem"] == problem).any() else few
         _draw_problem(panel, some[some["problem"] == problem], problem)
     axes[0].set_ylabel("nats a point")
-    axes[0].legend(fontsize=7)
+    axes[0].legend(fontsize=9)
     if not len(few):
         return
     for name, label in (("gap", "exact draws"), ("gap_descent", "descent")):
         gaps = array(few[name])
         axes[-2].loglog((1, *_DRAWS), (gaps / gaps[:, :1]).mean(0), marker=".", label=label)
     axes[-2].set(xlabel="draws k", ylabel="LML - L_k, of that at k = 1")
-    axes[-2].legend(fontsize=7)
+    axes[-2].legend(fontsize=9)
     last = few[few["problem"] == few["problem"].iloc[-1]]
     for name, label in (("lml_terms", "LML"), ("expected_terms", "L")):
         mean = array(last[name]).mean(0)
         axes[-1].plot(range(1, len(mean) + 1), mean, label=label)
     axes[-1].set(xlabel="point (one prior, best model)", ylabel="change by the point, nats")
-    axes[-1].legend(fontsize=7)
+    axes[-1].legend(fontsize=9)
 
 
 def _draw_problem(axes: Axes, cells: pandas.DataFrame, problem: str) -> None:
@@ -654,7 +654,7 @@ def _draw_combination(cells: pandas.DataFrame, figure: Figure) -> None:
     for axes, (name, some) in zip(panels, problems.items(), strict=True):
         _draw_weights(axes, some, name)
     figure.axes[0].set_ylabel("weight")
-    figure.axes[0].legend(fontsize=7)
+    figure.axes[0].legend(fontsize=9)
 
 
 def _draw_weights(axes: Axes, cells: pandas.DataFrame, problem: str) -> None:

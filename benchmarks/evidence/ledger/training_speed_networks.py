@@ -282,7 +282,7 @@ def _draw_networks(cells: pandas.DataFrame, figure: Figure) -> None:
         curves = array(some["curves"]).mean(0)
         row[3].semilogy(range(1, curves.shape[1] + 1), curves.T)
         row[3].set(xlabel="epoch", ylabel="training loss, nats a point")
-    figure.axes[0].legend(fontsize=6)
+    figure.axes[0].legend(fontsize=9)
 
 
 def _scatter(

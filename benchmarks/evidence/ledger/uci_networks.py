@@ -12,6 +12,7 @@ import pandas
 import torch
 from matplotlib.figure import Figure
 
+from benchmarks._figures import PALETTE
 from benchmarks.data import EMBEDDED, load, load_published_split, split
 from benchmarks.evidence.ledger.claims import (
     Claim,
@@ -329,7 +330,7 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
         for index, name in enumerate(_COLUMNS):
             if name in columns:
                 mean, error = mean_and_error(columns[name])
-                axes.errorbar(index - 0.12, mean, error, fmt="o", color="C0")
+                axes.errorbar(index - 0.12, mean, error, fmt="o", color=PALETTE[0])
             if index < len(PUBLISHED.get(data, ())):
                 axes.errorbar(index + 0.12, *PUBLISHED[data][index], fmt="s", color="gray")
         axes.set_xticks(range(len(_COLUMNS)), _COLUMNS, rotation=90)
