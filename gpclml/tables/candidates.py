@@ -55,7 +55,7 @@ _NETWORK_STEPS = 300
 
 # Of candidates that are trained given neighbours.
 _MOST_NEIGHBORS = 256  # twice as many take predictions eight times as long
-_MANY_STEPS, _MANY_NETWORK_STEPS = 300, 1500
+_MANY_STEPS, _MANY_NETWORK_STEPS = 300, 1300
 _RATE, _NETWORK_RATE, _FINAL_RATE = 0.1, 2e-3, 1e-3
 _WIDTHS = (256, 256)
 _MOST_FEATURES = 16

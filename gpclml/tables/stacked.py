@@ -185,7 +185,7 @@ class StackedGP:
         Note:
             About 30 to 100 values and gradients of the marginal likelihood for each candidate, n³
             operations each. Candidates that are trained given neighbours take 300 steps of
-            milliseconds, or 1500 of tens of milliseconds with a network, whatever n is.
+            milliseconds, or 1300 of tens of milliseconds with a network, whatever n is.
         """
         if time_budget is not None and not time_budget >= 0:
             raise ArgumentError("time_budget", time_budget, "0 or more seconds, or None")
