@@ -45,8 +45,8 @@ fit_mll(ExactMarginalLogLikelihood(model.likelihood, model))
 # and 1998, and the slow growth after the eruption of Pinatubo in 1991. Bands are two standard
 # deviations.
 names = ["trend", "season", "from year to year"]
-parts = decompose(model, years, center=True, names=names)
-axes = parts.plot(months.index)
+components = decompose(model, years, center=True, names=names)
+axes = components.plot(months.index)
 for ax in axes:
     ax.set_ylabel("ppm")
 
@@ -56,6 +56,6 @@ for ax in axes:
 # The data do not say whether a constant belongs to the trend or to the season: one may be higher
 # where the other is lower, so that neither is known well. Less its mean over the data each is.
 for name, plain, centered in zip(
-    names, decompose(model, years).stddev.mean(-1), parts.stddev.mean(-1), strict=False
+    names, decompose(model, years).stddev.mean(-1), components.stddev.mean(-1), strict=False
 ):
     print(f"{name}: standard deviation {plain:.2f} ppm, centered {centered:.2f} ppm")

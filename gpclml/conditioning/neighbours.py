@@ -51,8 +51,8 @@ class NearestNeighbors(Conditioning):
             each, if None or if there are no more.
         order: Whether neighbours are among ``"all"`` others, or among the ``"previous"`` points.
         refresh: Number of calls after which neighbours may be looked up in a new metric.
-        seed: Of the random order, 0 if None. Other than with other strategies each call still draws
-            another batch, from the generator of the objective: a fit is to see all points.
+        seed: Of the random order, 0 if None. Unlike other strategies, this one draws another batch
+            at each call even with a seed, by the objective's generator: a fit is to see all points.
 
     Note:
         Neighbours are exact: by SciPy's k-d tree on a CPU in up to eight dimensions, else by the

@@ -251,8 +251,8 @@ def _training_neighbors(model: ExactGP) -> _TrainingNeighbors:
             last_first = sites.flip(0), observed.flip(0)  # of equal ones the last is kept
             firsts = observed.new_zeros(int(sites.max()) + 1).index_copy(0, *last_first)
             alone = NeighborIndex(points, firsts)
-        shown = None if rows is None else points
-        kept = _TrainingNeighbors(state, data, shown, index, inside, sites, alone, firsts)
+        points = None if rows is None else points  # the index has all of them
+        kept = _TrainingNeighbors(state, data, points, index, inside, sites, alone, firsts)
         _KEPT[model] = kept
     return kept
 

@@ -51,8 +51,8 @@ def test_weights_of_networks_are_counted_and_lengthscales_of_features_have_no_un
 def test_lengthscales_of_inputs_beside_features_have_the_units_of_their_columns():
     y = pd.Series([3.0, 1, 4, 1, 5])
     model = GPRegression(frame(), y, "deep_joint", hidden=[4], num_features=3)
-    found = model.summary()
-    lengthscales = found[found.index.str.contains("MaternKernel.lengthscale")]
+    summary = model.summary()
+    lengthscales = summary[summary.index.str.contains("MaternKernel.lengthscale")]
     assert lengthscales.value.tolist() == pytest.approx([2**0.5] * 2 + [1.0] * 3)
     expected = (2**0.5 * frame().std()).tolist()
     assert lengthscales.original.tolist() == pytest.approx(
