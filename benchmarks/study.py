@@ -62,7 +62,6 @@ class Sweep(NamedTuple):
 
     cells: Iterable[Mapping[str, Any]]
     cell: Callable[..., Mapping[str, Any]]
-    sources: Sequence[str] = ()
     batches: Batches | None = None
 
 
@@ -84,7 +83,6 @@ class Study:
         tables: Sections of the report, in Markdown, from finished cells.
         needed: Columns that results of this benchmark have.
         label: How a failed cell is called, a format string of its columns.
-        sources: Modules beside that of the cell function that decide its results.
         batches: How cells are computed several at a time, if they are.
         sweeps: Parts the cells by their functions, where there are several.
         choose: Gives the rows to be told of finished or failed cells; its further arguments are
@@ -109,7 +107,6 @@ class Study:
     tables: Callable[[pandas.DataFrame], Iterable[str]]
     needed: Sequence[str]
     label: str
-    sources: Sequence[str] = ()
     batches: Batches | None = None
     sweeps: Callable[[Cells], Iterable[Sweep]] | None = None
     choose: Callable[..., pandas.DataFrame] | None = None
@@ -270,12 +267,9 @@ class Study:
                     cells = self.grid(**read_options(self.grid, options))
                 except DataError as error:
                     raise DataError(f"{error} {self.stand_in}".rstrip()) from error
-                several = self.sweeps or (
-                    lambda c: [Sweep(c, self.cell, self.sources, self.batches)]
-                )
+                several = self.sweeps or (lambda c: [Sweep(c, self.cell, self.batches)])
                 summaries = [
-                    sweep(each.cells, each.cell, sources=each.sources, batches=each.batches)
-                    for each in several(cells)
+                    sweep(each.cells, each.cell, batches=each.batches) for each in several(cells)
                 ]
             _end_run(summaries, quiet)
 

@@ -13,10 +13,8 @@ from torch import Tensor
 from benchmarks.bo.surrogates import Problem, feature_share, fitted, initial_points, make_problem
 from benchmarks.uci.training import noting_failed_fits
 
-__all__ = ["SOURCES", "run_cell"]
+__all__ = ["run_cell"]
 
-SOURCES = ("benchmarks.bo.surrogates", "benchmarks.uci.training")
-"""The modules beside this one that decide the results of :func:`run_cell`."""
 
 _RESTARTS, _RAW_SAMPLES = 4, 64  # of the acquisition function's optimization
 _OPTIONS = {"maxiter": 20, "sample_around_best": True}

@@ -11,7 +11,7 @@ from typer import Option
 
 from benchmarks._options import Device, check_device, check_known, check_positive, names
 from benchmarks._tables import section, table
-from benchmarks.bo.cells import SOURCES, run_cell
+from benchmarks.bo.cells import run_cell
 from benchmarks.bo.surrogates import FUNCTIONS, SURROGATES
 from benchmarks.bo.tables import (
     REGRETS,
@@ -118,7 +118,6 @@ STUDY = Study(
     reporting="regrets over seeds, differences paired by seed.",
     grid=make_grid,
     cell=run_cell,
-    sources=SOURCES,
     needed=("function", "surrogate", *REGRETS),
     label="{function} {surrogate} {objective} seed {seed}",
     prepare=labelled,

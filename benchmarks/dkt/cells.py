@@ -39,7 +39,7 @@ from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
 __all__ = [
-    "BASELINE", "LOOK_EVERY", "OBJECTIVES", "SOURCES", "VALIDATION_TASKS", "ClassifiedImages",
+    "BASELINE", "LOOK_EVERY", "OBJECTIVES", "VALIDATION_TASKS", "ClassifiedImages",
     "conditioning", "label", "nearest_neighbour_accuracy", "plain_gp_scores", "run_cell",
     "run_together", "size", "test_scores", "train_baseline",
 ]  # fmt: skip
@@ -48,8 +48,6 @@ __all__ = [
 BASELINE = "pixels"
 """In place of a kernel: the baseline on raw inputs."""
 OBJECTIVES = ("lml", "clml", "clml-half")
-SOURCES = ("benchmarks.dkt.baselines", "benchmarks.dkt.studies")
-"""The modules beside this one that decide the results of :func:`run_cell`."""
 
 VALIDATION_TASKS, LOOK_EVERY = 100, 500
 _TARGETS = 3  # studies of one training, at most

@@ -23,7 +23,6 @@ from benchmarks.dkt.baselines import BASELINES
 from benchmarks.dkt.cells import (
     BASELINE,
     OBJECTIVES,
-    SOURCES,
     label,
     run_cell,
     run_together,
@@ -242,7 +241,6 @@ STUDY = Study(
     reporting="means over seeds, and the CLML less the LML by seed.",
     grid=make_grid,
     cell=run_cell,
-    sources=SOURCES,
     batches=Batches(run_together, label, size),
     needed=("study", "shots", "kernel", "objective", "interval"),
     label="{study} shots={shots} {kernel} {objective} seed {seed}",

@@ -20,7 +20,6 @@ from benchmarks.evidence.cells import (
     run_search,
     run_size,
 )
-from benchmarks.evidence.ledger.claims import imported_modules
 from benchmarks.evidence.training import (
     ARCHITECTURES,
     CLASSES,
@@ -30,7 +29,7 @@ from benchmarks.evidence.training import (
     network,
 )
 
-__all__ = ["SOURCES", "STUDIES", "Settings", "make_grid", "run_cell"]
+__all__ = ["STUDIES", "Settings", "make_grid", "run_cell"]
 
 _UCI = ("boston", "concrete", "energy", "yacht")
 _SIZES = (25, 50, 100, 200, 400, 800)
@@ -201,9 +200,6 @@ _FUNCTIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, float]]] = {
     "online-search": run_search,
     "training-speed": run_size,
 }
-
-SOURCES = imported_modules(__name__)
-"""The modules beside this one that decide the results of :func:`run_cell`."""
 
 
 def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:

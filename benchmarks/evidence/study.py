@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from benchmarks._options import CsvFile, Device, ResultsFile, errors_as_text, names, real_numbers
 from benchmarks._tables import section, table, with_error
-from benchmarks.evidence.grid import SOURCES, STUDIES, make_grid, run_cell
+from benchmarks.evidence.grid import STUDIES, make_grid, run_cell
 from benchmarks.evidence.ledger.claims import rank_correlation_rows
 from benchmarks.evidence.ledger.page import (
     EXPERIMENTS,
@@ -403,9 +403,9 @@ def _grid(
 def _sweeps(cells: list[dict[str, Any]]) -> Iterator[Sweep]:
     for name, some in itertools.groupby(cells, lambda cell: cell.get("experiment")):
         if name is None:
-            yield Sweep(list(some), run_cell, SOURCES)
+            yield Sweep(list(some), run_cell)
         else:
-            yield Sweep(list(some), EXPERIMENTS[name].run, EXPERIMENTS[name].modules)
+            yield Sweep(list(some), EXPERIMENTS[name].run)
 
 
 def _study_cells(cells: pandas.DataFrame) -> pandas.DataFrame:

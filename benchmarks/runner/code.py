@@ -8,7 +8,7 @@ import functools
 import hashlib
 import importlib
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata, util
 from operator import attrgetter
 from pathlib import Path
@@ -42,32 +42,32 @@ def function_name(function: Callable) -> str:
     )
 
 
-def code_version(function: Callable, sources: Iterable[str] = ()) -> str:
-    """Hash of the sources that decide the result of a cell, 16 hexadecimal digits.
+def code_version(*functions: Callable) -> str:
+    """Hash of the code that decides what functions compute, 16 hexadecimal digits.
 
-    It covers the Python and CSV files of ``gpclml`` and ``benchmarks.data``, the module of the
-    function, and what ``sources`` names. Of Python files the statements count: docstrings,
-    comments, layout and line ends do not change the hash, nor does the folder of the checkout.
+    It covers the Python and CSV files of ``gpclml`` and ``benchmarks.data``, and of other modules
+    of the functions' own package the statements that their names lead to, in the function, in what
+    it calls, in what that imports. What words or draws a result does not change it, nor do
+    docstrings, comments, layout, line ends, or the folder of the checkout. A module that is
+    imported under a name of its own counts as a whole.
 
     Args:
-        function: The cell function; its name counts too, so that two functions of one
-            module never share a result.
-        sources: Further modules by dotted name; a package stands for all Python and CSV
-            files beneath it.
+        *functions: The cell function, and others it depends on; their names count too, so that two
+            functions of one module never share a result.
 
     Raises:
-        ArgumentError: If a source does not exist.
+        ArgumentError: If a function cannot be imported.
     """
-    name = function_name(function)
-    files: dict[str, Path] = {}
-    for source in ("gpclml", "benchmarks.data", name.partition(":")[0], *sources):
-        files |= _files_of_module(source)
-    total = hashlib.sha256(name.encode())
-    for label, path in sorted(files.items()):
-        # A checkout on Windows has other line ends and the same code.
-        data = path.read_bytes().replace(b"\r\n", b"\n")
-        data = _statements(data) if path.suffix == ".py" else data
-        total.update(hashlib.sha256(label.encode()).digest() + hashlib.sha256(data).digest())
+    names = [function_name(function) for function in functions]
+    total = hashlib.sha256(" ".join(names).encode())
+    for whole in ("gpclml", "benchmarks.data"):
+        for label, path in sorted(_files_of_package(whole).items()):
+            # A checkout on Windows has other line ends and the same code.
+            data = path.read_bytes().replace(b"\r\n", b"\n")
+            data = "\n".join(_statements(data)).encode() if path.suffix == ".py" else data
+            total.update(hashlib.sha256(label.encode()).digest() + hashlib.sha256(data).digest())
+    for statement in _reached(names):
+        total.update(hashlib.sha256(statement.encode()).digest())
     return total.hexdigest()[:16]
 
 
@@ -80,18 +80,17 @@ class OtherCodeError(RuntimeError):
     """A worker of a cluster has other code than the driver; says what to do about it."""
 
 
-def check_code(function: Callable, sources: Iterable[str], driver: Mapping[str, str]) -> None:
+def check_code(functions: Sequence[Callable], driver: Mapping[str, str]) -> None:
     """Compares the code and the packages of this process, a worker, with those of the driver.
 
     Args:
-        function: The cell function.
-        sources: As in :func:`code_version`.
+        functions: As in :func:`code_version`.
         driver: The driver's :func:`package_versions`, and its version of the code as ``"code"``.
 
     Raises:
         OtherCodeError: If the process has other ones.
     """
-    mine = _own_versions(function, tuple(sources))
+    mine = _own_versions(tuple(functions))
     unlike = [
         f"{name} {mine[name]} here, {driver[name]} at the driver"
         for name in driver if mine[name] != driver[name]
@@ -102,29 +101,92 @@ def check_code(function: Callable, sources: Iterable[str], driver: Mapping[str, 
 
 
 @functools.cache
-def _own_versions(function: Callable, sources: tuple[str, ...]) -> dict[str, str]:
+def _own_versions(functions: tuple[Callable, ...]) -> dict[str, str]:
     """Taken once in a process: what it has imported stays as it was, whatever is edited."""
     try:
-        return {"code": code_version(function, sources), **package_versions()}
+        return {"code": code_version(*functions), **package_versions()}
     except ArgumentError as error:
         raise OtherCodeError(str(error)) from None
 
 
 @functools.lru_cache(maxsize=2000)
-def _statements(source: bytes) -> bytes:
-    """The statements of a Python file without its docstrings."""
-    # By the syntax tree: comments and layout are not in it.
+def _parsed(source: bytes) -> list[ast.stmt]:
+    """The statements of a Python file without docstrings; a syntax tree has no comments."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
             node.body = [statement for statement in body if not _is_string(statement)]  # pyright: ignore
-    return ast.dump(tree).encode()
+    return tree.body
+
+
+@functools.lru_cache(maxsize=2000)
+def _statements(source: bytes) -> list[str]:
+    return list(map(ast.dump, _parsed(source)))
 
 
 def _is_string(node: ast.AST) -> bool:
     value = node.value if isinstance(node, ast.Expr) else None
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+_ALL = "*"  # stands for every name of a module
+
+
+def _reached(functions: Sequence[str]) -> list[str]:
+    """The statements that the names of functions, ``"module:name"`` each, lead to."""
+    pending = [(module, name) for module, _, name in (f.partition(":") for f in functions)]
+    packages = {module.partition(".")[0] for module, _ in pending}
+    seen, reached = set(pending), set[str]()
+    while pending:
+        module, name = pending.pop()
+        path = _file_of_module(module)
+        if path is None:  # a name of another module than those it was looked up in
+            continue
+        source, name = path.read_bytes().replace(b"\r\n", b"\n"), name.partition(".")[0]
+        for statement, dumped in zip(_parsed(source), _statements(source), strict=True):
+            defined = _names_defined(statement)
+            # What defines nothing, such as a call, runs at every import.
+            if name not in (_ALL, *defined) and defined:
+                continue
+            uses = list(_names_used(statement, module))
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                # Of names that are imported together only that one counts.
+                uses = [use for use, given in zip(uses, defined, strict=True) if given == name]
+            else:
+                reached.add(f"{module}: {dumped}")
+            new = {use for use in uses if use[0].partition(".")[0] in packages} - seen
+            pending += new
+            seen |= new
+        if _file_of_module(f"{module}.{name}"):
+            pending.append((f"{module}.{name}", _ALL))
+    return sorted(reached)
+
+
+def _names_defined(statement: ast.stmt) -> list[str]:
+    """The names that a statement of a module binds there."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return [statement.name]
+    names = []
+    for node in ast.walk(statement):
+        if isinstance(node, ast.alias):
+            names.append((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.append(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.append(node.id)
+    return names
+
+
+def _names_used(statement: ast.stmt, module: str) -> Iterator[tuple[str, str]]:
+    """The names that a statement uses, each with the module in which it is looked up."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name):
+            yield module, node.id
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, _ALL) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((str(node.module), alias.name) for alias in node.names)
 
 
 def _installed(package: str) -> str:
@@ -134,19 +196,20 @@ def _installed(package: str) -> str:
         return str(importlib.import_module(package).__version__)
 
 
-def _files_of_module(name: str) -> dict[str, Path]:
+def _file_of_module(name: str) -> Path | None:
+    if name.startswith("benchmarks.data"):  # counts as a whole
+        return None
     try:
         spec = util.find_spec(name)
     except (ImportError, ValueError):
-        spec = None
-    if spec is None or not (spec.has_location or spec.submodule_search_locations):
-        fix = "Give dotted names of modules."
-        raise ArgumentError("sources", repr(name), "a Python module with a source file", fix)
-    if spec.submodule_search_locations is None:
-        return {name: Path(str(spec.origin))}
+        return None
+    return Path(str(spec.origin)) if spec is not None and spec.has_location else None
+
+
+def _files_of_package(name: str) -> dict[str, Path]:
+    root = Path(str(util.find_spec(name).origin)).parent  # pyright: ignore[reportOptionalMemberAccess]
     return {
         f"{name}/{path.relative_to(root).as_posix()}": path
-        for root in map(Path, spec.submodule_search_locations)
         for pattern in ("*.py", "*.csv")
         for path in root.rglob(pattern)
     }

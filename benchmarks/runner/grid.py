@@ -106,7 +106,6 @@ def run_grid(
     environment: Mapping[str, str] | None = None,
     retry_failed: bool = False,
     progress: bool = True,
-    sources: Iterable[str] = (),
     command: str | None = None,
 ) -> GridSummary:
     """Computes the cells that a results file lacks, and saves each as soon as it ends.
@@ -129,13 +128,11 @@ def run_grid(
         address: Address of a Dask scheduler, such as ``"tcp://host:8786"``, whose workers compute
             in the place of this machine's. They need the same code, packages and data, and one
             thread each.
-        batches: How cells are computed several at a time, if they are. The module of their
-            function counts as one of the ``sources``.
+        batches: How cells are computed several at a time, if they are.
         environment: Environment variables that workers set around each cell, such as
             ``GPCLML_DATA``, which a cluster does not inherit.
         retry_failed: Whether to compute failed cells again.
         progress: Whether to show a progress bar on stderr.
-        sources: Dotted names of further modules that decide a result.
         command: What computes these cells, kept in the file for
             :func:`benchmarks.runner.load_commands`.
 
@@ -151,13 +148,11 @@ def run_grid(
     """
     if jobs == 0:
         raise ArgumentError("jobs", jobs, "a number of processes, or -1 for all", "Use 1.")
-    sources = tuple(sources)
-    if batches is not None:
-        sources = (*sources, function_name(batches.function).partition(":")[0])
+    functions = [function] if batches is None else [function, batches.function]
     # Before anything is opened: an argument that cannot be used leaves no file.
-    version, packages = code_version(function, sources), package_versions()
+    version, packages = code_version(*functions), package_versions()
     plan = plan_cells(cells, version)
-    check = partial(check_code, function, sources, {"code": version, **packages})
+    check = partial(check_code, functions, {"code": version, **packages})
     batch_function = batches and batches.function
     work = partial(
         _compute, function, batch_function, dict(environment or {}), check if address else None

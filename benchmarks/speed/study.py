@@ -360,12 +360,6 @@ STUDY = Study(
     reporting="times, ratios in the same rounds, memory.",
     grid=make_grid,
     cell=run_cell,
-    sources=(
-        "benchmarks.speed",
-        "benchmarks.dkt.published",
-        "benchmarks.bo.surrogates",
-        "benchmarks.evidence.training",
-    ),
     needed=("study", "machine"),
     label="{study} on {device}",
     prepare=prepared,

@@ -14,12 +14,10 @@ from gpclml import StackedGP
 from gpclml.tables import StackedPrediction
 
 __all__ = [
-    "DEVELOPMENT", "JUDGED", "METHODS", "SOURCES", "STACK", "TEST_SHARE", "batch_label",
+    "DEVELOPMENT", "JUDGED", "METHODS", "STACK", "TEST_SHARE", "batch_label",
     "most_in_batch", "run_cell", "run_cells", "sizes_of", "table_rows",
 ]  # fmt: skip
 
-SOURCES = ("benchmarks.tables.candidates", "benchmarks.tables.peers", "benchmarks.tables.scores")
-"""The modules beside this one that decide the results of :func:`run_cell`."""
 
 DEVELOPMENT = (
     "autompg", "bike", "challenger", "concreteslump", "fertility", "kin40k", "machine", "pendulum",

@@ -323,7 +323,6 @@ LARGE = Study(
     reporting="ranks, scores, costs, failures.",
     grid=make_large_grid,
     cell=run_large_cell,
-    sources=("benchmarks.tables.large_methods", "benchmarks.tables.scores"),
     needed=("table", "split", "method", "failure", "coverage_90", *METRICS),
     label="{table} split {split} {method}",
     stand_in="Without files: --tables diabetes, which comes with scikit-learn.",

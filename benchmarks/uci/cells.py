@@ -21,12 +21,10 @@ from gpclml.mlls.fixed_loss import fixed_loss
 from gpclml.models import GPRegression
 
 __all__ = [
-    "CONFIGURATION", "SOURCES", "batch_label", "most_in_batch", "run_cell", "run_cells",
+    "CONFIGURATION", "batch_label", "most_in_batch", "run_cell", "run_cells",
     "training_rows",
 ]  # fmt: skip
 
-SOURCES = ("benchmarks.tables.scores", "benchmarks.uci.training")
-"""The modules beside this one that decide the results of :func:`run_cell`."""
 
 CONFIGURATION = (
     "dataset", "n", "seed", "objective", "kernel", "mean", "optimizer", "steps", "lr",

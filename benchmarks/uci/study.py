@@ -16,7 +16,6 @@ from benchmarks.runner import Batches
 from benchmarks.study import Study
 from benchmarks.uci.cells import (
     CONFIGURATION,
-    SOURCES,
     batch_label,
     most_in_batch,
     run_cell,
@@ -233,7 +232,6 @@ STUDY = Study(
     reporting="means over seeds, differences paired by seed, sign tests.",
     grid=_grid,
     cell=run_cell,
-    sources=SOURCES,
     batches=Batches(run_cells, batch_label, most_in_batch),
     needed=(*CONFIGURATION, *METRICS),
     label="{dataset} n={n} {kernel} {objective} seed {seed}",

@@ -93,27 +93,52 @@ def test_done_cells_are_not_computed_again(path, log):
         run([], grid_cells.counted_cell, path)
 
 
-def test_a_docstring_leaves_results_valid_and_a_statement_does_not(path, tmp_path, monkeypatch):
-    """Of the cell function's module, of that of batches, and of what sources name."""
-    text = "def cell(c):\n    return {}\n\ndef batch(cells):\n    return [{}] * len(cells)\n"
-    module, source = tmp_path / "some_cells.py", tmp_path / "some_source.py"
-    module.write_text(text)
-    source.write_text("A = 1\n")
+CELLS = """
+from some_package import other
+from some_package.source import A, words
+
+B = 1
+
+def cell(c):
+    return {"value": A + other.C}
+
+def batch(cells):
+    return [{"value": B}] * len(cells)
+
+def report(rows):
+    return words(rows)
+"""
+
+
+def test_results_are_valid_until_the_code_that_computed_them_changes(path, tmp_path, monkeypatch):
+    """That of the cell function, of batches, and of what they call and import."""
+    package = tmp_path / "some_package"
+    package.mkdir()
+    texts = {
+        "__init__": "", "cells": CELLS, "other": "C = 1\n",
+        "source": "A = 1\n\ndef words(rows):\n    return 'some'\n",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (package / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    import some_cells
+    from some_package import cells as some_cells
 
     some = batches(some_cells.batch)
-    options = [
-        (some_cells.cell, {}),
-        (grid_cells.lethal_cell, {"batches": some}),
-        (grid_cells.lethal_cell, {"batches": some, "sources": ["some_source"]}),
-    ]
-    for number, (function, more) in enumerate(options):
-        cells = [{"seed": 2 * number}, {"seed": 2 * number + 1}]
-        edited = source if "sources" in more else module
-        for change, computed in (("", 2), ("# a comment\n", 0), (f"B = {number}\n", 2)):
-            edited.write_text(edited.read_text() + change)
-            assert run(cells, function, path, **more).computed == computed
+    options = [(some_cells.cell, {}), (grid_cells.lethal_cell, {"batches": some})]
+    edits = [  # a file, what stands there, what comes in its place, who computes anew
+        ("cells", "", "# a comment\n", [False, False]),
+        ("cells", "B = 1", "B = 2", [False, True]), ("cells", "return words(rows)", "return rows", [False, False]),
+        ("source", "'some'", "'other'", [False, False]),
+        ("source", "A = 1", "A = 2", [True, False]), ("other", "", "D = 3\n", [True, False]),
+    ]  # fmt: skip
+    cells = [{"seed": 0}, {"seed": 1}]
+    for function, more in options:
+        assert run(cells, function, path, **more).computed == 2
+    for file, before, after, anew in edits:
+        source = package / f"{file}.py"
+        source.write_text(source.read_text().replace(before, after, 1))
+        for changed, (function, more) in zip(anew, options, strict=True):
+            assert run(cells, function, path, **more).computed == 2 * changed
 
 
 def test_failures_are_kept_and_retried_when_asked(path, tmp_path):
@@ -256,7 +281,6 @@ def test_progress_is_shown_on_stderr_when_asked(path, capfd):
     ("options", "match"),
     [
         ({"jobs": 0}, "jobs"),
-        ({"sources": ("no_such_module",)}, "sources"),
         ({"batches": batches(lambda cells: [])}, "import"),
         ({"address": "tcp://127.0.0.1:1"}, r"address.*distributed.*pip install"),
     ],

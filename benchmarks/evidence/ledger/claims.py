@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
-import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +17,7 @@ from benchmarks._tables import mean_and_error, with_error
 
 __all__ = [
     "Claim", "Experiment", "Verdict", "array", "claims_by", "differs", "graded",
-    "imported_modules", "listed", "mean_and_error", "rank_correlation_rows", "rank_correlations",
+    "listed", "mean_and_error", "rank_correlation_rows", "rank_correlations",
     "rank_interval", "with_error",
 ]  # fmt: skip
 
@@ -83,24 +80,6 @@ class Experiment:
     def cells(self) -> list[dict[str, Any]]:
         """The configurations; each names the experiment."""
         return [{"experiment": self.name, **cell} for cell in self.grid()]
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """Dotted names of modules beside that of ``run`` that decide its results."""
-        return imported_modules(self.run.__module__)
-
-
-def imported_modules(name: str) -> tuple[str, ...]:
-    """Modules of ``benchmarks.evidence`` that a module imports, itself or through others."""
-    modules, pending = set[str](), [name]
-    while pending:
-        source = inspect.getsource(importlib.import_module(pending.pop()))
-        imports = [n.module for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom)]
-        # This module words claims: results stay when it changes.
-        new = {m for m in imports if m and m.startswith("benchmarks.evidence.") and m != __name__}
-        pending += new - modules
-        modules |= new
-    return tuple(sorted(modules))
 
 
 def claims_by(
