@@ -21,8 +21,10 @@ from benchmarks.evidence.ledger.claims import rank_correlation_rows
 from benchmarks.evidence.ledger.page import (
     EXPERIMENTS,
     chosen_experiments,
+    is_rows,
     ledger_cells,
     write_page,
+    write_rows,
 )
 from benchmarks.evidence.ledger.uci_networks import PUBLISHED
 from benchmarks.runner import load_results
@@ -393,11 +395,10 @@ def _grid(
         if value is not None:
             fix = f"Leave out --{name.replace('_', '-')}."
             raise ArgumentError(name, value, f"nothing: {study} has its own", fix)
-    return [
-        dict(cell)
-        for experiment in chosen_experiments(study, STUDIES)
-        for cell in experiment.cells()
-    ]
+    chosen = chosen_experiments(study, STUDIES)
+    for experiment in chosen:
+        experiment.ready()  # a missing file is told before a cell runs
+    return [dict(cell) for experiment in chosen for cell in experiment.cells()]
 
 
 def _sweeps(cells: list[dict[str, Any]]) -> Iterator[Sweep]:
@@ -447,12 +448,19 @@ def report(
 ) -> None:
     """Print the report: tables of studies in Markdown; of the ledger its claims.
 
-    Where the file has experiments of the ledger their page is written, with a picture each.
+    Where the file has experiments of the ledger their page is written, with a picture each. It can
+    also be made of the ledger's rows: --results benchmarks/evidence/results/ledger.csv.gz.
     """
     with errors_as_text():
         ledger = ledger_cells(results)
+        # A file may hold both: studies then follow the ledger's claims.
+        both = bool(ledger) and not is_rows(results) and len(_study_cells(load_results(results)))
+        if both and csv is not None:
+            fix = "Keep studies and the ledger in results files of their own."
+            raise ArgumentError("csv", str(csv), "a results file of one kind", fix)
         if ledger:
             typer.echo(write_page(results, page))
-        # A file may hold both: studies then follow the ledger's claims.
-        if not ledger or len(_study_cells(load_results(results))):
+            if csv is not None:
+                write_rows(results, csv)
+        if not ledger or both:
             typer.echo(STUDY.sections(results, csv))

@@ -6,9 +6,15 @@ A cell is a configuration, a dictionary of JSON values; a cell function makes me
 
 from benchmarks.runner.code import package_versions
 from benchmarks.runner.grid import Batches, GridSummary, run_grid
-from benchmarks.runner.results import load_commands, load_failures, load_results
+from benchmarks.runner.results import (
+    canonical_json,
+    load_commands,
+    load_failures,
+    load_results,
+    load_rows,
+)
 
 __all__ = [
-    "Batches", "GridSummary", "load_commands", "load_failures", "load_results", "package_versions",
-    "run_grid",
+    "Batches", "GridSummary", "canonical_json", "load_commands", "load_failures", "load_results",
+    "load_rows", "package_versions", "run_grid",
 ]  # fmt: skip

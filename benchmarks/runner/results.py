@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ResultsStore", "Row", "canonical_json", "load_commands", "load_failures", "load_results",
-    "open_results",
+    "load_rows", "open_results",
 ]  # fmt: skip
 
 Row = dict[str, Any]
@@ -165,6 +165,15 @@ def load_commands(path: str | os.PathLike) -> list[str]:
     return list(dict.fromkeys(text for *version, text in commands if tuple(version) in latest))
 
 
+def load_rows(path: str | os.PathLike) -> list[Row]:
+    """The rows that :func:`load_results` and :func:`load_failures` make tables of, as written.
+
+    Each has its ``configuration``, ``metrics`` or ``error``, and provenance. Errors are as there.
+    """
+    rows = _read(path)[0]
+    return sorted(rows, key=lambda row: (canonical_json(row["configuration"]), row["key"]))
+
+
 def _read(path: str | os.PathLike) -> tuple[list[Row], list[tuple[str, str, str]]]:
     """The rows of the latest version of each function, and all commands in their order."""
     path = Path(path)
@@ -184,8 +193,7 @@ def _load(path: str | os.PathLike, entry: str, columns: Iterable[str]) -> pandas
     """A table of the rows that have an entry: their configuration, the entry, and more columns."""
     import pandas
 
-    rows = [row for row in _read(path)[0] if entry in row]
-    rows.sort(key=lambda row: (canonical_json(row["configuration"]), row["key"]))
+    rows = [row for row in load_rows(path) if entry in row]
     groups = [[row[name] for row in rows] for name in ("configuration", entry)]
     groups.append([{f"_{name}": row[name] for name in columns} for row in rows])
     return pandas.concat([pandas.DataFrame(group) for group in groups], axis=1)

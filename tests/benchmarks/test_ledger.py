@@ -18,7 +18,7 @@ from benchmarks.runner.code import code_version
 from gpclml.errors import UnknownNameError
 
 SMALL = {
-    "uci-networks": {"data": "diabetes", "splits": 2, "epochs": 160},
+    "uci-networks": {"dataset": "diabetes", "splits": 2, "epochs": 160},
     "online-curve": {"data": "stand-in", "epochs": 104},
     "evidence-bounds": {
         "data": "digits", "num_train": 10, "samples": 2, "epochs": 11, "values": 2, "draws": 1,
@@ -188,4 +188,3 @@ def test_the_verdict_on_a_crossing(gap, verdict):
     ]  # fmt: skip
     bounds, crossing = EXPERIMENTS["elbo-sweep"].claims(pandas.DataFrame(rows))
     assert (bounds.verdict, crossing.verdict) == ("reproduced", verdict)
-    assert not crossing.full_size

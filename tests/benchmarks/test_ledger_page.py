@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pandas
@@ -9,9 +10,10 @@ import pytest
 import torch
 
 from benchmarks.evidence.ledger import elbo, mlp_mean, training_speed_kernel
-from benchmarks.evidence.ledger.claims import Claim
+from benchmarks.evidence.ledger.claims import AtLeast, Claim, together
 from benchmarks.evidence.ledger.elbo import learned_bound
-from benchmarks.evidence.ledger.page import EXPERIMENTS, _section, headline
+from benchmarks.evidence.ledger.out_of_reach import INDEX, OUT_OF_REACH, REASONS
+from benchmarks.evidence.ledger.page import EXPERIMENTS, PAPERS, _section, headline
 from benchmarks.evidence.study import intervals, posterior_scales
 
 
@@ -20,26 +22,69 @@ def _claim(verdict, **options):
 
 
 def test_the_headline_counts_claims_of_papers():
-    claims = [
-        _claim("reproduced"), _claim("partly", full_size=False), _claim("not"),
-        _claim("reproduced", question=True),
+    tried = [
+        (_claim("reproduced"), []), (_claim("partly"), ["n 5 (paper: 9)"]), (_claim("not"), None),
+        (_claim("reproduced", kind="question"), None), (_claim("not", kind="identity"), None),
+        (_claim("reproduced", kind="identity"), []),
     ]  # fmt: skip
-    line = headline(claims)
-    assert "3 claims of papers: 1 reproduced, 1 partly, 1 not" in line
-    assert "2 of them are tried at the paper's size: 1 reproduced" in line
-    assert "Beside them 1 questions of our own" in line
+    line = headline(tried, ["occam"])
+    assert "3 claims of papers, their main results included: 1 reproduced, 1 partly, 1 not" in line
+    assert "1 of them are tried at the paper's size: 1 reproduced, 0 partly, 0 not" in line
+    assert "for 1 the paper states no size" in line
+    assert "2 theorems and identities are checked apart: 1 hold" in line
+    assert "1 questions are our own" in line
+    assert "Without a verdict, since cells are missing: occam." in line
 
 
 def test_a_negative_verdict_says_whose_fault_it_is():
     claims = [_claim("partly", doubt="Ours."), _claim("reproduced", doubt="Nobody's.")]
+    tried = [(claims[0], ["n 5 (paper: 9)"]), (claims[1], [])]
     cells = pandas.DataFrame({"_seconds": [90.0, 60.0]})
-    text = _section(EXPERIMENTS["density"], claims, cells, Path("a.png"))
+    text = _section(EXPERIMENTS["density"], tried, cells, Path("a.png"))
     assert "Time: 2.5 minutes of one core, 2 cells." in text
     assert "*Partly: It is so.* Ours." in text
+    assert "n 5 (paper: 9)" in text
+    assert "partly (other settings)" in text
     assert "Nobody's" not in text
-    unknown = _section(EXPERIMENTS["density"], [_claim("not")], cells, Path("a.png"))
+    unknown = _section(EXPERIMENTS["density"], [(_claim("not"), None)], cells, Path("a.png"))
     assert "Not examined" in unknown
     assert "within 1" in text
+
+
+def test_the_size_of_a_claim_is_read_off_the_cells():
+    experiment = dataclasses.replace(
+        EXPERIMENTS["density"],
+        paper={"A 2020": {"n": 5}, "A 2020, Figure 1": {"n": 50, "orders": AtLeast(20), "l": 0.5}},
+        constants={"l": 0.3},
+    )
+    cells = pandas.DataFrame({"n": [50, 50], "orders": [20, 1000]})
+    assert experiment.differences(_claim("not"), cells) == ["l 0.3 (paper: 0.5)"]
+    other = dataclasses.replace(_claim("not"), source="A 2020, Figure 2")
+    assert experiment.differences(other, cells) == ["n 50 (paper: 5)"]
+    none = dataclasses.replace(_claim("not"), source="B 2020")
+    assert experiment.differences(none, cells) is None
+    few = pandas.DataFrame({"n": [40, 50], "orders": [10, 10]})
+    differences = experiment.differences(_claim("not"), few)
+    assert differences[:2] == ["n 40, 50 (paper: 50)", "orders 10 (paper: 20)"]
+
+
+def test_one_claim_on_several_data_sets_is_reproduced_if_it_is_on_each():
+    first, second = _claim("reproduced"), _claim("not", doubt="Ours.")
+    assert together({"a": first, "b": first}).verdict == "reproduced"
+    assert together({"a": second, "b": second}).verdict == "not"
+    both = together({"a": first, "b": second})
+    assert (both.verdict, both.doubt) == ("partly", "Ours.")
+    assert both.ours == "a: 2 (reproduced); b: 2 (not)"
+
+
+@pytest.mark.parametrize("paper", INDEX)
+def test_every_table_and_figure_has_a_row(paper):
+    tried = [item for experiment in PAPERS[paper] for item in experiment.items]
+    left = [item for items, *_ in OUT_OF_REACH[paper] for item in items]
+    assert set(tried) | set(left) == set(INDEX[paper])
+    assert not set(tried) & set(left)
+    assert len(left) == len(set(left))
+    assert {reason for _, reason, *_ in OUT_OF_REACH[paper]} <= set(REASONS)
 
 
 def test_intervals_leave_out_networks_that_learned_nothing():

@@ -127,10 +127,12 @@ def test_results_are_valid_until_the_code_that_computed_them_changes(path, tmp_p
     options = [(some_cells.cell, {}), (grid_cells.lethal_cell, {"batches": some})]
     edits = [  # a file, what stands there, what comes in its place, who computes anew
         ("cells", "", "# a comment\n", [False, False]),
-        ("cells", "B = 1", "B = 2", [False, True]), ("cells", "return words(rows)", "return rows", [False, False]),
+        ("cells", "B = 1", "B = 2", [False, True]),
+        ("cells", "return words(rows)", "return rows", [False, False]),
         ("source", "'some'", "'other'", [False, False]),
-        ("source", "A = 1", "A = 2", [True, False]), ("other", "", "D = 3\n", [True, False]),
-    ]  # fmt: skip
+        ("source", "A = 1", "A = 2", [True, False]),
+        ("other", "", "D = 3\n", [True, False]),
+    ]
     cells = [{"seed": 0}, {"seed": 1}]
     for function, more in options:
         assert run(cells, function, path, **more).computed == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,9 +16,9 @@ from scipy.stats import rankdata, spearmanr
 from benchmarks._tables import mean_and_error, with_error
 
 __all__ = [
-    "Claim", "Experiment", "Verdict", "array", "claims_by", "differs", "graded",
+    "AtLeast", "Claim", "Experiment", "Verdict", "array", "claims_by", "differs", "graded",
     "listed", "mean_and_error", "rank_correlation_rows", "rank_correlations",
-    "rank_interval", "with_error",
+    "rank_interval", "together", "with_error",
 ]  # fmt: skip
 
 Verdict = Literal["reproduced", "partly", "not"]
@@ -37,8 +37,8 @@ class Claim:
         remark: What a reader should know beside it.
         rule: When it counts as reproduced; parts of it make it partly so.
         doubt: Whose fault it is where it is not reproduced, and what was tried.
-        question: Whether it is no claim of the paper but our question about its subject.
-        full_size: Whether it is tried at the size at which the paper claims it.
+        kind: A ``"claim"`` of a paper about what happens; an ``"identity"`` or theorem, which is
+            checked; or our own ``"question"`` about the subject of the paper.
     """
 
     source: str
@@ -49,8 +49,7 @@ class Claim:
     remark: str = ""
     rule: str = ""
     doubt: str = ""
-    question: bool = False
-    full_size: bool = True
+    kind: Literal["claim", "identity", "question"] = "claim"
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,12 @@ class Experiment:
         draw: Draws them in the manner of the paper.
         size: Of the picture, in inches.
         hours: Whether it takes hours, so that it runs by its own name only.
+        ready: Called before the first cell of a run; raises DataError if a file is missing.
+        items: Tables and figures of the paper that it tries.
+        paper: The settings that the paper states, by the source of claims or how it begins;
+            without an entry it states none.
+        constants: The settings among them that no cell holds since the code fixes them.
+        departures: Where it departs from what the paper's text says, in a sentence.
     """
 
     name: str
@@ -76,10 +81,81 @@ class Experiment:
     draw: Callable[[pandas.DataFrame, Figure], None]
     size: tuple[float, float] = (8.0, 3.2)
     hours: bool = False
+    ready: Callable[[], object] = lambda: None
+    items: tuple[str, ...] = ()
+    paper: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    departures: str = ""
 
     def cells(self) -> list[dict[str, Any]]:
         """The configurations; each names the experiment."""
         return [{"experiment": self.name, **cell} for cell in self.grid()]
+
+    def differences(self, claim: Claim, cells: pandas.DataFrame) -> list[str] | None:
+        """Settings in which cells are not as the paper states for a claim; None if it states none.
+
+        The claim is tried at the paper's size where there are none.
+        """
+        keys = [source for source in self.paper if claim.source.startswith(source)]
+        if not keys:
+            return None
+        stated = self.paper[max(keys, key=len)]
+        differences = []
+        for name, value in stated.items():
+            here = self.constants[name] if name in self.constants else _setting(cells, name)
+            if not (value.holds(here) if isinstance(value, AtLeast) else here == value):
+                words = name.replace("_", " ")
+                differences.append(f"{words} {_setting_text(here)} (paper: {_setting_text(value)})")
+        return differences
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """A number of repetitions of one measurement, of which more only lessen the error."""
+
+    least: float
+
+    def holds(self, here: Any) -> bool:
+        """Whether all cells have as many."""
+        return bool(np.size(here)) and bool(np.min(here) >= self.least)
+
+
+def _setting(cells: pandas.DataFrame, name: str) -> Any:
+    """What all cells have in a column, or the sorted tuple of what they have."""
+    values = [] if name not in cells else cells[name].dropna().tolist()
+    distinct = sorted({tuple(value) if isinstance(value, list) else value for value in values})
+    return distinct[0] if len(distinct) == 1 else tuple(distinct)
+
+
+def _setting_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(_setting_text, value)) or "none"
+    value = value.least if isinstance(value, AtLeast) else value
+    return f"{value:g}" if isinstance(value, float) else f"{value}"
+
+
+def together(claims: Mapping[str, Claim]) -> Claim:
+    """One claim that was tried on several data sets: reproduced if it is on each of them.
+
+    Args:
+        claims: By what tells them apart; the first has the statement.
+    """
+    several = list(claims.values())
+    rules = dict.fromkeys(claim.rule for claim in several)
+    doubts = dict.fromkeys(c.doubt for c in several if c.doubt and c.verdict != "reproduced")
+    return replace(
+        several[0],
+        published="; ".join(dict.fromkeys(claim.published for claim in several)),
+        ours="; ".join(f"{on}: {claim.ours} ({claim.verdict})" for on, claim in claims.items()),
+        rule="; ".join(f"{on}: {claim.rule}" for on, claim in claims.items())
+        if len(rules) > 1 else several[0].rule,
+        verdict=graded(
+            all(claim.verdict == "reproduced" for claim in several),
+            any(claim.verdict != "not" for claim in several),
+        ),
+        remark="\n\n".join(dict.fromkeys(claim.remark for claim in several if claim.remark)),
+        doubt=" ".join(doubts),
+    )  # fmt: skip
 
 
 def claims_by(

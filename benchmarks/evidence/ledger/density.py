@@ -139,5 +139,6 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 EXPERIMENT = Experiment(
     "density", "Density estimation: a prior that is too narrow wins", _cells, run_cell, _claims,
     _draw, size=(9.5, 2.8),
+    items=("Figure 4", "Figure 11"),
 )  # fmt: skip
 """Lotfi et al. (2022), Figures 4a to 4c and 11."""

@@ -499,6 +499,7 @@ def _draw_families(cells: pandas.DataFrame, figure: Figure) -> None:
 FAMILIES = Experiment(
     "elbo-families", "Which posterior family a lower bound learns hyperparameters with",
     _families_cells, run_families, _families_claims, _draw_families, size=(10.0, 2.8),
+    items=("Figure 1", "Figure 3", "Figure 5"),
 )  # fmt: skip
 """Harvey and Hughes (2026), Figures 1-3."""
 
@@ -571,7 +572,6 @@ def _bound_prefers_underfit(numbers: list[int], cells: pandas.DataFrame) -> Clai
         + ", ".join(f"R={n} {value:.0f}" for n, value in zip(numbers, gap.mean(1), strict=True)),
         graded((gap < 0).all(), (np.diff(gap.mean(1)) < 0).all()),
         rule="negative at every R and draw; the mean falling from each R to the next",
-        full_size=len(numbers) == len(_NUMBERS),
     )
 
 
@@ -608,7 +608,6 @@ def _crossing(numbers: list[int], cells: pandas.DataFrame) -> Claim:
         + ("" if whole else computed),
         doubt="Tried with the data and draws of the authors' public code, and with five data sets "
         "of one draw each.",
-        full_size=whole,
     )
 
 
@@ -631,6 +630,7 @@ def _draw_sweep(cells: pandas.DataFrame, figure: Figure) -> None:
 SWEEP = Experiment(
     "elbo-sweep", "Lower bounds by the number of features", _sweep_cells, run_sweep, _sweep_claims,
     _draw_sweep, size=(11.0, 3.0),
+    items=("Figure 2",),
 )  # fmt: skip
 """Harvey and Hughes (2026), Figure 2."""
 
@@ -817,6 +817,7 @@ def _draw_tempering(cells: pandas.DataFrame, figure: Figure) -> None:
 TEMPERING = Experiment(
     "elbo-tempering", "Tempered lower bounds", _tempering_cells, run_tempering, _tempering_claims,
     _draw_tempering, size=(8.0, 4.6),
+    items=("Figure 4", "Figure 5"),
 )  # fmt: skip
 """Harvey and Hughes (2026), Figures 4 and 5."""
 
@@ -908,7 +909,7 @@ def _tightens(cells: pandas.DataFrame) -> Claim:
         f"ELBO, bound with K = {cells['counts'].iloc[0][-1]}, LML: {figures}",
         graded(first.all(), rising.all(), below.all()),
         rule="at K = 1 the ELBO, rising with K and never above the LML, within errors",
-        question=True,
+        kind="question",
     )
 
 
@@ -926,7 +927,7 @@ def _prefers(cells: pandas.DataFrame) -> Claim:
         "With rank one the draws hardly reach the posterior, and a thousand of them close only a "
         "small part of the gap.",
         rule="negative for each seed",
-        question=True,
+        kind="question",
     )
 
 

@@ -45,7 +45,6 @@ from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 __all__ = ["AFFINE", "BOUNDS", "large_images", "mini_net"]
 
 _SIZE, _BOUNDS_SOURCE = 28, "Immer et al. 2023"
-_bounds_claim = partial(Claim, full_size=False)
 
 _FRACTIONS = (0.05, 0.1, 0.2, 0.5)
 _ESTIMATORS = (
@@ -276,7 +275,7 @@ def _ordered(tightness: _Tightness) -> Claim:
             "below",
             right,
         ))  # fmt: skip
-    return _bounds_claim(
+    return Claim(
         f"{_BOUNDS_SOURCE}, Theorem 1 and Figures 3 to 6",
         "Of all points, the full evidence is above that of blocks, and that above the diagonal's, "
         "at every precision and angle.",
@@ -312,7 +311,7 @@ def _finer(tightness: _Tightness, outputs: str, slack: float) -> tuple[str, Verd
 
 
 def _subsets(tightness: _Tightness) -> Claim:
-    return _bounds_claim(
+    return Claim(
         f"{_BOUNDS_SOURCE}, Theorem 2 and Figures 3 to 6",
         "Batches of points give lower bounds, the tighter the larger they are.",
         _PUBLISHED,
@@ -323,7 +322,7 @@ def _subsets(tightness: _Tightness) -> Claim:
 
 
 def _single_outputs(tightness: _Tightness) -> Claim:
-    return _bounds_claim(
+    return Claim(
         f"{_BOUNDS_SOURCE}, Theorem 3 and Figures 3 to 6",
         "One output drawn for all of them gives lower bounds in the mean, the tighter the more "
         "points.",
@@ -347,7 +346,7 @@ def _classes(tightness: _Tightness) -> Claim:
             gain = same_class - any_class
             text = f"{sweep}, {100 * fraction:g} % of points: {gain.mean():+.3f}"
             lines.append((text, (gain > 0).mean() > 0.5))
-    return _bounds_claim(
+    return Claim(
         f"{_BOUNDS_SOURCE}, Section 4 and Figures 3 to 6",
         "Batches of one class give tighter bounds than batches drawn at random.",
         _PUBLISHED,
@@ -363,7 +362,7 @@ def _blocks(tightness: _Tightness) -> Claim:
         whole = _share_gaps(sweep, estimates, "kernel", "all")[2]
         text, fall, blocks = _share_gaps(sweep, estimates, "block", "all")
         lines.append((text, fall, (blocks <= whole + 1e-3).all()))
-    return _bounds_claim(
+    return Claim(
         f"{_BOUNDS_SOURCE}, Theorems 1 and 2 and the appendix",
         "Blocks of layers of a batch give bounds below that of the whole batch, the tighter the "
         "larger the batch.",
@@ -394,7 +393,7 @@ def _optimum(tightness: _Tightness) -> Claim:
             "apart",
             apart <= 1,
         ))  # fmt: skip
-    return _bounds_claim(
+    return Claim(
         f"{_BOUNDS_SOURCE}, Section 4 and Figures 3 to 6",
         "A bound from two per cent of the terms, a fifth of the points and one of ten outputs, has "
         "its optimum where the full evidence has it.",
@@ -429,7 +428,7 @@ def _cost(cells: pandas.DataFrame) -> Claim:
             f"{sweep}: Kronecker factors of all points {kronecker}; full {full}; faster and "
             f"tighter than Kronecker: {text or 'none'}", bool(better_names),
         ))  # fmt: skip
-    return _bounds_claim(
+    return Claim(
         f"{_BOUNDS_SOURCE}, Figures 1 and 13",
         "For their time, bounds in function space from a part of the points or outputs are the "
         "tightest.",
@@ -476,6 +475,10 @@ def _draw_bounds(cells: pandas.DataFrame, figure: Figure) -> None:
 BOUNDS = Experiment(
     "evidence-bounds", "Estimates of the evidence over precisions and angles", _bounds_cells,
     run_bounds, _bounds_claims, _draw_bounds, size=(17.5, 6.0),
+    items=(
+        *(f"Figure {k}" for k in (1, 3, 4, 5, 6, 12, 13)), "Theorem 1", "Theorem 2", "Theorem 3",
+        "Corollary 3.1",
+    ),
 )  # fmt: skip
 """Immer et al. (2023), Section 4 and Figures 1, 3 to 6 and 13."""
 
@@ -494,7 +497,7 @@ _METHODS = {
 """Structure, points and outputs of the evidence by name; without invariance for ``"none"``."""
 
 _BATCH, _BURN_IN, _FINAL = 50, 3, 20
-_affine_claim = partial(Claim, "Immer et al. 2023, Section 5 and Table 1", full_size=False)
+_affine_claim = partial(Claim, "Immer et al. 2023, Section 5 and Table 1")
 
 
 def _affine_cells() -> list[dict[str, Any]]:
@@ -642,5 +645,6 @@ def _draw_affine(cells: pandas.DataFrame, figure: Figure) -> None:
 AFFINE = Experiment(
     "affine-invariance", "Six affine invariances learned by estimates of the evidence",
     _affine_cells, run_affine, _affine_claims, _draw_affine, size=(9.0, 3.6),
+    items=("Table 1",),
 )  # fmt: skip
 """Immer et al. (2023), Section 5 and Table 1."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import pandas
@@ -33,7 +32,6 @@ MODELS = (
 """Forty of them: width, and number of hidden layers, convolutions or residual blocks."""
 
 _SOURCE = "Immer et al. 2021, Section 4.2 and Figures 2 and 7"
-_claim = partial(Claim, full_size=False)
 _REACHED = {"log_density_map": "test log density", "accuracy_map": "test accuracy"}
 
 
@@ -82,7 +80,7 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
     best = cells.sort_values("log_density_map")["architecture"].iloc[-1]
     chosen = cells.sort_values("evidence").iloc[-1]
     return [
-        _claim(
+        Claim(
             _SOURCE,
             "Networks with a larger evidence, learned online, generalize better.",
             "evidence and test performance are correlated over networks",
@@ -117,5 +115,6 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 EXPERIMENT = Experiment(
     "evidence-ranking", "Forty networks: the evidence and what they reach on test images", _cells,
     run_cell, _claims, _draw,
+    items=("Figure 2", "Figure 7"),
 )  # fmt: skip
 """Immer et al. (2021), Section 4.2 and Figures 2 and 7."""

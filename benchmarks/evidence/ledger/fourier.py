@@ -285,6 +285,7 @@ def _draw_fourier(cells: pandas.DataFrame, figure: Figure) -> None:
 FOURIER = Experiment(
     "fourier", "Fourier models: the evidence prefers the small one until 300 points",
     _fourier_cells, run_fourier, _fourier_claims, _draw_fourier, size=(9.0, 2.8),
+    items=("Figure 4",),
 )  # fmt: skip
 
 
@@ -376,7 +377,7 @@ def _guides(ranks: dict[str, Any], lost: dict[str, Any]) -> Claim:
         rule="rank correlation above that of LML and BIC and less density lost, by two standard "
         "errors; rank correlation within .15 of AIC, WAIC and LOO",
         doubt="This is an experiment of our own.",
-        question=True,
+        kind="question",
     )
 
 
@@ -398,7 +399,7 @@ def _evidence_and_bic(cells: pandas.DataFrame) -> Claim:
         doubt="The reason is BIC's: it knows nothing of the prior and chooses about one frequency "
         "more than the LML, so its order misses the threshold of .9 by a hundredth. Tried by rank "
         "correlation over all models and by the choices.",
-        question=True,
+        kind="question",
     )
 
 
@@ -430,9 +431,7 @@ _PRIORS = {
 _FREQUENCIES, _FEW_FREQUENCIES = 9, 3
 _CURVE_NOISE = 0.5
 _VAGUE = 1e4
-_curves_claim = partial(
-    Claim, "Lotfi et al. 2022, Eq. 5, and the argument of Figure 4", full_size=False
-)
+_curves_claim = partial(Claim, "Lotfi et al. 2022, Eq. 5, and the argument of Figure 4")
 
 
 def _curves_cells() -> list[dict[str, Any]]:

@@ -196,6 +196,7 @@ def _draw_lengthscale(cells: pandas.DataFrame, figure: Figure) -> None:
 LENGTHSCALE = Experiment(
     "lengthscale-bias", "A lengthscale learned from few points", _lengthscale_cells,
     run_lengthscale, _lengthscale_claims, _draw_lengthscale, size=(8.0, 3.4),
+    items=("Figure 8", "Figure 22"),
 )  # fmt: skip
 
 
@@ -460,4 +461,5 @@ def _draw_shapes(axes: Axes, row: pandas.Series) -> None:
 SHAPE = Experiment(
     "rational-quadratic", "Rational quadratic kernel: the evidence corrects for wrong noise",
     _shape_cells, run_shape, _shape_claims, _draw_shape, size=(13.0, 3.0),
+    items=("Figure 8", "Figure 22", "Figure 23"),
 )  # fmt: skip

@@ -203,4 +203,5 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 EXPERIMENT = Experiment(
     "laplace-toy", "A prior too wide: the Laplace evidence falls, the evidence does not", _cells,
     run_cell, claims_by(_flattens, _falls), _draw,
+    items=("Figure 3",),
 )  # fmt: skip

@@ -211,7 +211,7 @@ def _conditional_trains(settings: Mapping[str, pandas.DataFrame]) -> Claim:
         "values: the predictive variance is then the same under both objectives, and only the "
         "mean differs, which neither objective determines beyond the data. Tried in both "
         "settings.",
-        question=True,
+        kind="question",
     )
 
 
@@ -233,7 +233,7 @@ def _conditional_prefers(settings: Mapping[str, pandas.DataFrame]) -> Claim:
         rule="negative by two standard errors",
         doubt="The paper does not claim this. Tried with everything trained and with only the "
         "network trained.",
-        question=True,
+        kind="question",
     )
 
 
@@ -261,4 +261,5 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 
 EXPERIMENT = Experiment(
     "mlp-mean", "A network as prior mean", _cells, run_cell, _claims, _draw, size=(7.5, 2.8),
+    items=("Figure 2",),
 )  # fmt: skip

@@ -30,7 +30,7 @@ _COLUMNS, _TRUE, _NOISE = 8, 3, 0.25
 _DIMENSIONS, _INTRINSIC, _SPREAD = 10, 5, 0.1
 _SIZES = (20, 50, 100, 200, 500, 1000, 2000)
 _SOURCE = "Lotfi et al. 2022, Section 3"
-_claim = partial(Claim, _SOURCE, full_size=False)
+_claim = partial(Claim, _SOURCE)
 
 
 def _cells() -> list[dict[str, Any]]:
@@ -120,7 +120,6 @@ def _components(cells: pandas.DataFrame) -> Claim:
         f"5 of 10, share of {len(cells)} data sets: {_shares(right, sizes)}",
         graded(min(right[2:], default=right[-1]) >= 0.9),
         rule="at least .9 from 100 points on",
-        full_size=False,
     )
 
 

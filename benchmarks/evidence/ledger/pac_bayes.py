@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,6 @@ _RANGE = (-math.log(0.95), -math.log(0.05))
 _GRID, _BINS = 81, 10
 _SCORES = ("lml", "clml")
 _SOURCE = "Lotfi et al. 2022, Section 9"
-_claim = partial(Claim, full_size=False)
 
 
 def _cells() -> list[dict[str, Any]]:
@@ -168,7 +166,7 @@ def _union(rows: pandas.DataFrame) -> Claim:
         f"n={n:g} {chosen[0]:.3f} and {union[0]:.3f}"
         for n, chosen, union in zip(rows["num_data"], rows["chosen"], rows["union"], strict=True)
     )
-    return _claim(
+    return Claim(
         f"{_SOURCE}, union bound",
         "Choosing among k models costs log k: with δ / k all their bounds hold together, and that "
         "of the chosen one is hardly looser when n is large.",
@@ -188,7 +186,7 @@ def _bounds_hold(rows: pandas.DataFrame) -> Claim:
         for name, label in names.items()
     }
     delta = float(rows["delta"].iloc[0])
-    return _claim(
+    return Claim(
         f"{_SOURCE}, Eqs. 15, 17, 18",
         f"Each bound holds for at least 1 - δ of data sets (δ = {delta:g}).",
         f"at least {1 - delta:g}",
@@ -208,7 +206,7 @@ def _sized(rows: pandas.DataFrame, name: str, digits: int) -> str:
 
 
 def _no_order(rows: pandas.DataFrame) -> Claim:
-    return _claim(
+    return Claim(
         f"{_SOURCE}, Eq. 17",
         "The bound by the evidence orders models of the same data as the LML does, which need not "
         "be as they generalize.",
@@ -228,7 +226,7 @@ def _no_order(rows: pandas.DataFrame) -> Claim:
 
 
 def _conditional_order(rows: pandas.DataFrame) -> Claim:
-    return _claim(
+    return Claim(
         f"{_SOURCE}, Eq. 18",
         "The CLML, whose prior has seen half of the data, orders models more as they generalize.",
         "closer to generalization",
@@ -243,7 +241,7 @@ def _conditional_order(rows: pandas.DataFrame) -> Claim:
         doubt="The reason is ours: these models have two weights, and with a thousand points LML "
         "and CLML rank them nearly alike. Up to 400 points there is a gain at every size. Tried "
         "by rank correlation and by the risk that is lost.",
-        question=True,
+        kind="question",
     )  # fmt: skip
 
 
@@ -258,7 +256,7 @@ def _tightness(rows: pandas.DataFrame) -> Claim:
         lines.append(f"n={n:g} {sum(tighter_widths)} of {len(tighter_widths)}")
     last = rows.iloc[-1]
     lml, clml, risk = (last[name][-1] for name in ("lml_bound", "clml_bound", "risk"))
-    return _claim(
+    return Claim(
         f"{_SOURCE}, Eqs. 17 and 18",
         "Priors that have seen part of the data make the bound tighter.",
         "data-dependent priors give tighter bounds",

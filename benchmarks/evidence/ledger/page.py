@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import itertools
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pandas
 
@@ -29,11 +35,14 @@ from benchmarks.evidence.ledger import (
     uci_networks,
 )
 from benchmarks.evidence.ledger.claims import Claim, Experiment
-from benchmarks.evidence.ledger.out_of_reach import CHECKED, OUT_OF_REACH
-from benchmarks.runner import load_commands, load_failures, load_results
+from benchmarks.evidence.ledger.out_of_reach import CHECKED, INDEX, OUT_OF_REACH, REASONS
+from benchmarks.runner import canonical_json, load_commands, load_failures, load_rows
 from gpclml.errors import DataError, UnknownNameError
 
-__all__ = ["EXPERIMENTS", "PAPERS", "chosen_experiments", "headline", "ledger_cells", "write_page"]
+__all__ = [
+    "EXPERIMENTS", "PAPERS", "Cells", "chosen_experiments", "headline", "is_rows",
+    "ledger_cells", "write_page", "write_rows",
+]  # fmt: skip
 
 PAPERS: Mapping[str, tuple[Experiment, ...]] = MappingProxyType(
     {
@@ -80,54 +89,117 @@ _INTRODUCTION = (
     "Each row is a claim of a paper and the experiment that tries it (`python -m "
     "benchmarks.evidence run NAME`). The verdict is computed by the rule in the column "
     "*reproduced if*: all of it holds (*reproduced*), some of it (*partly*), or none (*not*). "
-    "Errors are standard errors. "
-    "A row marked *ours* is not a claim of the paper but a question of our own; one marked "
-    "*smaller* is tried on fewer or other data than the paper's. Below each table, a note on "
-    "each row that is not reproduced says whether the reason is ours or the paper's, and what "
-    "was tried."
+    "Errors are standard errors. A claim is tried at the paper's size if every setting that the "
+    "paper states is that of the cells; the column *settings* lists those that are not. What a "
+    "paper does not state is our choice. Theorems and identities, which must hold, are checked and "
+    "counted apart; so are questions of our own. Below each table, a note on each row that is not "
+    "reproduced says whether the reason is ours or the paper's, and what was tried."
 )
 
 
-def ledger_cells(path: str | os.PathLike[str]) -> dict[str, pandas.DataFrame]:
-    """Finished cells of experiments by name, in the order of the page.
+@dataclass(frozen=True)
+class Cells:
+    """The cells of an experiment.
+
+    Attributes:
+        done: Finished ones, with provenance in columns that begin with an underscore.
+        problem: Why no verdict can be read off them; empty if one can.
+    """
+
+    done: pandas.DataFrame
+    problem: str = ""
+
+
+def ledger_cells(path: str | os.PathLike[str]) -> dict[str, Cells]:
+    """Cells of experiments by name, in the order of the page.
+
+    Args:
+        path: A results file, or the CSV file that :func:`write_rows` wrote.
 
     Raises:
         DataError: There is no such file.
     """
-    done = load_results(path, provenance=True)
-    if "experiment" not in done:
-        return {}
-    finished = {}
-    for name in EXPERIMENTS:
-        cells = done[done["experiment"] == name].dropna(axis="columns", how="all")
-        if len(cells):
-            # Beside cells without a seed those of others are read as numbers with a point.
-            whole = cells.astype({"seed": int}) if "seed" in cells else cells
-            finished[name] = whole.reset_index(drop=True)
-    return finished
-
-
-def headline(claims: Iterable[Claim]) -> str:
-    """How many claims there are, at which size they are tried, and what became of them."""
-    every = list(claims)
-    published = [claim for claim in every if not claim.question]
-    counts = {
-        verdict: sum(claim.verdict == verdict for claim in published)
-        for verdict in ("reproduced", "partly", "not")
+    rows = _read_rows(path)[0] if is_rows(path) else load_rows(path)
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_name.setdefault(row["configuration"].get("experiment"), []).append(row)
+    return {
+        name: _cells_of(experiment, by_name[name])
+        for name, experiment in EXPERIMENTS.items()
+        if name in by_name
     }
-    full_size = [claim.verdict for claim in published if claim.full_size]
-    return (
-        f"**{len(published)} claims of papers: {counts['reproduced']} reproduced, "
-        f"{counts['partly']} partly, {counts['not']} not. {len(full_size)} of them are tried at "
-        f"the paper's size: {full_size.count('reproduced')} reproduced.** Beside them "
-        f"{len(every) - len(published)} questions of our own, and "
-        f"{sum(map(len, OUT_OF_REACH.values()))} tables and figures out of reach, listed with the "
-        "reason."
+
+
+def _cells_of(experiment: Experiment, rows: list[dict[str, Any]]) -> Cells:
+    done = [row for row in rows if "metrics" in row]
+    known = {_without_data(row["configuration"]) for row in done}
+    wanted = {_without_data(cell) for cell in experiment.cells()}
+    counts = {
+        "missing": len(wanted - known),
+        "failed": len(rows) - len(done),
+        "without a number": sum("NaN" in json.dumps(row["metrics"]) for row in done),
+    }
+    problem = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    columns = [
+        {
+            f"_{name}": value
+            for name, value in row.items()
+            if name not in ("configuration", "metrics")
+        }
+        for row in done
+    ]
+    configurations, metrics = ([row[name] for row in done] for name in ("configuration", "metrics"))
+    frame = pandas.concat(map(pandas.DataFrame, (configurations, metrics, columns)), axis=1)
+    return Cells(frame, problem and f"Of {len(wanted)} cells: {problem}.")
+
+
+def _without_data(cell: Mapping[str, Any]) -> str:
+    """A configuration as text; which data there are differs with the machine."""
+    return canonical_json({name: value for name, value in cell.items() if name != "data"})
+
+
+Differences = list[str] | None
+Tried = Mapping[str, list[tuple[Claim, Differences]]]
+
+
+def headline(tried: Iterable[tuple[Claim, Differences]], unread: Iterable[str] = ()) -> str:
+    """How many claims there are, at which size they are tried, and what became of them.
+
+    Args:
+        tried: Claims, each with the settings in which its cells differ from the paper's.
+        unread: Experiments whose cells allow no verdict.
+    """
+    every = list(tried)
+    claims = [pair for pair in every if pair[0].kind == "claim"]
+    kinds = [claim.kind for claim, _ in every]
+    at_size = [pair for pair in claims if pair[1] is not None and not pair[1]]
+    unstated = sum(differences is None for _, differences in claims)
+    out_of_reach = [reason for rows in OUT_OF_REACH.values() for _, reason, *_ in rows]
+    identities = [claim.verdict for claim, _ in every if claim.kind == "identity"]
+    text = (
+        f"**{len(claims)} claims of papers, their main results included: {_counted(claims)}. "
+        f"{len(at_size)} of them are tried at the paper's size: {_counted(at_size)}**; for "
+        f"{unstated} the paper states no size. {len(identities)} theorems and identities are "
+        f"checked apart: {identities.count('reproduced')} hold. {kinds.count('question')} "
+        "questions are our own. Out of reach: "
+        + ", ".join(f"{out_of_reach.count(reason)} {words}" for reason, words in REASONS.items())
+        + ", each listed."
     )
+    names = ", ".join(unread)
+    return text + (f" Without a verdict, since cells are missing: {names}." if names else "")
+
+
+def _counted(pairs: Sequence[tuple[Claim, Any]]) -> str:
+    verdicts = [claim.verdict for claim, _ in pairs]
+    return ", ".join(f"{verdicts.count(v)} {v}" for v in ("reproduced", "partly", "not"))
 
 
 def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> str:
     """Writes the page, and the pictures into a folder ``figures`` beside it.
+
+    Args:
+        path: A results file, or a CSV file of :func:`write_rows`.
+        page: The Markdown file.
 
     Returns:
         The headline and the verdicts as a table.
@@ -135,8 +207,8 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
     Raises:
         DataError: There is no finished experiment in the file, or the page cannot be written.
     """
-    finished = ledger_cells(path)
-    if not finished:
+    cells = ledger_cells(path)
+    if not any(len(each.done) for each in cells.values()):
         raise DataError(f"{path}: no finished experiments. Run some first.")
     page = Path(page)
     folder = page.parent / "figures"
@@ -144,30 +216,27 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise DataError(f"{folder}: cannot be made ({error}). Name another page.") from error
-    claims = {name: EXPERIMENTS[name].claims(cells) for name, cells in finished.items()}
-    line = headline(experiment for several in claims.values() for experiment in several)
-    summary = _summary(claims)
-    paragraphs = [
-        "# Claims and what became of them",
-        line,
-        _INTRODUCTION,
-        code(_about(path, finished)),
-    ]
-    paragraphs.append(summary)
+    tried = _tried(cells)
+    unread = [name for name, each in cells.items() if each.problem]
+    line = headline(itertools.chain(*tried.values()), unread)
+    summary = _summary(tried)
+    paragraphs = ["# Claims and what became of them", line, _INTRODUCTION]
+    paragraphs += [code(_about(path, cells)), summary]
     for paper, experiments in PAPERS.items():
         paragraphs.append(section(paper, f"Citations were checked: {CHECKED[paper]}"))
         for experiment in experiments:
-            if experiment.name in finished:
-                cells = finished[experiment.name]
-                figure = new_figure(*experiment.size, layout="constrained")
-                experiment.draw(cells, figure)
-                picture = folder / f"{experiment.name}.png"
-                save_figure(figure, picture)
-                paragraphs.append(_section(experiment, claims[experiment.name], cells, picture))
-        # What was not tried comes last, so that no paper seems to be covered in full.
-        if rows := OUT_OF_REACH.get(paper):
-            frame = pandas.DataFrame(rows, columns=pandas.Index(["what", "why", "instead"]))
-            paragraphs += [f"### Out of reach: {paper}", table(frame.set_index("what"))]
+            if experiment.name not in cells:
+                continue
+            own = cells[experiment.name]
+            if own.problem:
+                paragraphs.append(f"### {experiment.name}\n\nNo verdict. {own.problem}")
+                continue
+            figure = new_figure(*experiment.size, layout="constrained")
+            experiment.draw(own.done, figure)
+            picture = folder / f"{experiment.name}.png"
+            save_figure(figure, picture)
+            paragraphs.append(_section(experiment, tried[experiment.name], own.done, picture))
+        paragraphs.append(_index(paper))
     try:
         page.write_text("\n\n".join(paragraphs) + "\n")
     except OSError as error:
@@ -175,26 +244,101 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
     return f"{line}\n\n{summary}"
 
 
-def _about(path: str | os.PathLike[str], finished: dict[str, pandas.DataFrame]) -> list[str]:
-    every = pandas.concat(list(finished.values()))
+def _tried(cells: Mapping[str, Cells]) -> Tried:
+    return {
+        name: [
+            (claim, EXPERIMENTS[name].differences(claim, own.done))
+            for claim in EXPERIMENTS[name].claims(own.done)
+        ]
+        for name, own in cells.items()
+        if not own.problem
+    }
+
+
+def _about(path: str | os.PathLike[str], cells: Mapping[str, Cells]) -> list[str]:
+    if is_rows(path):
+        return _read_rows(path)[1]
+    every = pandas.concat([own.done for own in cells.values()])
     failures = load_failures(path)
-    # A failed cell is counted on the page: claims are read off the others.
     failed = len(failures["experiment"].dropna()) if "experiment" in failures else 0
     return [*load_commands(path), *describe_cells(every, failed)]
 
 
-def _verdict(claim: Claim) -> str:
-    if claim.question:
-        return f"{claim.verdict} (ours)"
-    return claim.verdict if claim.full_size else f"{claim.verdict} (smaller)"
+def write_rows(path: str | os.PathLike[str], csv: str | os.PathLike[str]) -> None:
+    """Writes a row for each finished cell, configuration and results as JSON.
 
+    Numbers have twelve significant digits. The page can be made of this file as of the results
+    file, and the same cells give the same bytes.
 
-def _summary(claims: dict[str, Sequence[Claim]]) -> str:
+    Args:
+        path: The results file.
+        csv: The file; compressed.
+
+    Raises:
+        DataError: The file cannot be written.
+    """
+    if not is_rows(csv) or is_rows(path):
+        raise DataError(f"{csv}: rows of the ledger are written from a results file, as .csv.gz.")
     rows = [
-        (paper, f"[{experiment.name}](#{experiment.name})", claim.statement, _verdict(claim))
+        {
+            "experiment": row["configuration"]["experiment"], "seconds": round(row["seconds"], 2),
+            **{name: json.dumps(_rounded(row[name])) for name in ("configuration", "metrics")},
+        }
+        for row in load_rows(path)
+        if "metrics" in row and row["configuration"].get("experiment") in EXPERIMENTS
+    ]  # fmt: skip
+    lines = "".join(f"# {line}\n" for line in _about(path, ledger_cells(path)))
+    text = lines + pandas.DataFrame(rows).to_csv(index=False)
+    try:
+        # No time of day: the same cells give the same bytes.
+        Path(csv).write_bytes(gzip.compress(text.encode(), mtime=0))
+    except OSError as error:
+        raise DataError(f"{csv}: cannot be written ({error}). Name another file.") from error
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_rounded(entry) for entry in value]
+    return float(f"{value:.12g}") if isinstance(value, float) else value
+
+
+def is_rows(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is named as one of :func:`write_rows`."""
+    return str(path).endswith(".csv.gz")
+
+
+def _read_rows(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of a file of :func:`write_rows`, and the lines at its head."""
+    try:
+        text = gzip.decompress(Path(path).read_bytes()).decode()
+        rows = pandas.read_csv(io.StringIO(text), comment="#")
+        records = [
+            {"seconds": row["seconds"]}
+            | {name: json.loads(row[name]) for name in ("configuration", "metrics")}
+            for row in rows.to_dict("records")
+        ]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path}: no rows of the ledger ({error}).") from error
+    lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    return records, [line.removeprefix("# ") for line in lines]
+
+
+def _verdict(claim: Claim, differences: Differences) -> str:
+    if claim.kind != "claim":
+        words = {"question": "ours", "identity": "checked"}[claim.kind]
+        return f"{claim.verdict} ({words})"
+    return f"{claim.verdict} (other settings)" if differences else claim.verdict
+
+
+def _summary(tried: Tried) -> str:
+    rows = [
+        (paper, f"[{experiment.name}](#{experiment.name})", claim.statement, _verdict(*pair))
         for paper, experiments in PAPERS.items()
         for experiment in experiments
-        for claim in claims.get(experiment.name, ())
+        for pair in tried.get(experiment.name, ())
+        for claim in pair[:1]
     ]
     names = pandas.Index(["paper", "experiment", "claim", "verdict"])
     frame = pandas.DataFrame(rows, columns=names)
@@ -204,18 +348,27 @@ def _summary(claims: dict[str, Sequence[Claim]]) -> str:
 
 
 def _section(
-    experiment: Experiment, claims: Sequence[Claim], cells: pandas.DataFrame, picture: Path
+    experiment: Experiment,
+    tried: Sequence[tuple[Claim, Differences]],
+    cells: pandas.DataFrame,
+    picture: Path,
 ) -> str:
+    claims = [claim for claim, _ in tried]
     rows = [
         {
             "source": claim.source, "claim": claim.statement, "reproduced if": claim.rule,
-            "published": claim.published, "here": claim.ours, "verdict": _verdict(claim),
+            "published": claim.published, "here": claim.ours,
+            "settings": "; ".join(differences) if differences
+            else ("not stated" if differences is None else "the paper's"),
+            "verdict": _verdict(claim, differences),
         }
-        for claim in claims
+        for claim, differences in tried
     ]  # fmt: skip
     frame = pandas.DataFrame(rows).set_index(["source", "claim", "reproduced if"])
     # Claims of one experiment may share a remark: it is said once.
     remarks = list(dict.fromkeys(claim.remark for claim in claims if claim.remark))
+    if experiment.departures:
+        remarks.append(f"*Departures from the text:* {experiment.departures}")
     doubts = [
         f"*{claim.verdict.capitalize()}: {claim.statement}* {claim.doubt or _UNKNOWN}"
         for claim in claims
@@ -225,3 +378,18 @@ def _section(
     time = f"Time: {cells['_seconds'].sum() / 60:.1f} minutes of one core, {len(cells)} cells."
     paragraphs = [f"**{experiment.title}.**", table(frame), *remarks, *doubts, time, image]
     return "\n\n".join([f"### {experiment.name}", *paragraphs])
+
+
+def _index(paper: str) -> str:
+    """Every table and figure of a paper, and where it is tried or why it is not."""
+    where: dict[str, list[str]] = {item: [] for item in INDEX[paper]}
+    for experiment in PAPERS[paper]:
+        for item in experiment.items:
+            where[item].append(f"[{experiment.name}](#{experiment.name})")
+    for items, reason, why, instead in OUT_OF_REACH.get(paper, ()):
+        for item in items:
+            words = f"out of reach ({REASONS[reason]}): {why}"
+            where[item].append(words + (f"; instead {instead}" if instead else ""))
+    rows = [(item, "; ".join(words)) for item, words in where.items()]
+    frame = pandas.DataFrame(rows, columns=pandas.Index(["item", "where"]))
+    return "\n\n".join([f"### Every table and figure: {paper}", table(frame.set_index("item"))])

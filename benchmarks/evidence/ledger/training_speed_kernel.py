@@ -171,7 +171,7 @@ _CONVOLUTIONAL = {  # and the number of data sets and of test points
 _NOISE = 0.1
 _SCALES = tuple(2.0**power for power in range(-3, 7))
 _PARTS = 4
-_ntk_claim = partial(Claim, "Lyle et al. 2020, Figure 2 (right)", full_size=False)
+_ntk_claim = partial(Claim, "Lyle et al. 2020, Figure 2 (right)")
 
 
 def _ntk_cells() -> list[dict[str, Any]]:
@@ -313,7 +313,7 @@ def _accuracy(cells: pandas.DataFrame, name: str) -> Claim:
         rule="gain positive by two standard errors",
         doubt="The paper does not claim this of these kernels. Tried earlier with finite "
         "networks and here at infinite width.",
-        question=True,
+        kind="question",
     )
 
 
@@ -344,5 +344,6 @@ def _draw_ntk(cells: pandas.DataFrame, figure: Figure) -> None:
 NTK = Experiment(
     "training-speed-ntk", "Tangent kernels: the convolutional network trains faster", _ntk_cells,
     run_ntk, _ntk_claims, _draw_ntk, size=(11.0, 3.2),
+    items=("Figure 2", "Figure 6"),
 )  # fmt: skip
 """Lyle et al. (2020), Figure 2 right."""

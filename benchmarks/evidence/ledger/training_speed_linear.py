@@ -389,7 +389,7 @@ def _growth(cells: pandas.DataFrame, own_prior: pandas.DataFrame) -> Claim:
         graded(*(differs(step, 1) for step in steps)),
         remark,
         rule="each step up by two standard errors",
-        question=True,
+        kind="question",
     )
 
 
@@ -483,6 +483,7 @@ def _draw_problem(axes: Axes, cells: pandas.DataFrame, problem: str) -> None:
 LINEAR = Experiment(
     "training-speed-linear", "Linear models chosen by training speed", _linear_cells, run_linear,
     _linear_claims, _draw_linear, size=(17.0, 3.0),
+    items=("Figure 1", "Figure 2"),
 )  # fmt: skip
 """Lyle et al. (2020), Sections 3.1, 3.2 and 4.1, Figures 1 and 2 left."""
 
@@ -677,5 +678,6 @@ def _draw_weights(axes: Axes, cells: pandas.DataFrame, problem: str) -> None:
 COMBINATION = Experiment(
     "model-combination", "Weights of a combination of linear models", _combination_cells,
     run_combination, _combination_claims, _draw_combination, size=(13.0, 3.2),
+    items=("Figure 5",),
 )  # fmt: skip
 """Lyle et al. (2020), Sections 3.3 and 4.1."""

@@ -40,7 +40,7 @@ _ARCHITECTURES = (
 _SETTINGS = {"digits": (6, 500, 40), "mnist-test": (3, 1000, 20)}  # seeds, points, epochs
 _BATCH = 50
 _NETWORKS_SOURCE = "Lyle et al. 2020, Section 4.2 and Figure 3"
-_networks_claim = partial(Claim, full_size=False, doubt="Ours: few small networks on small data.")
+_networks_claim = partial(Claim, doubt="Ours: few small networks on small data.")
 _SUM_AND_WEIGHT = "rank correlation of minus the sum with the weight: "
 
 
@@ -247,7 +247,7 @@ def _trained_after(cells: pandas.DataFrame) -> Claim:
         *listed(starmap(line, cells.groupby("data")), _SUM_AND_WEIGHT),
         "The paper shows it for linear models.",
         rule="gain positive by two standard errors for each data set",
-        question=True,
+        kind="question",
     )
 
 
@@ -268,7 +268,7 @@ def _final_loss(cells: pandas.DataFrame) -> Claim:
         rule="each gain positive by two standard errors",
         doubt="The paper does not claim this. Tried on two sets of images, by accuracy and by "
         "log density.",
-        question=True,
+        kind="question",
     )
 
 
@@ -298,6 +298,7 @@ NETWORKS = Experiment(
     _networks_cells, run_networks,
     claims_by(_generalization, _weights, _jointly, _trained_after, _final_loss), _draw_networks,
     size=(14.0, 5.6),
+    items=("Figure 3", "Figure 7"),
 )  # fmt: skip
 """Lyle et al. (2020), Section 4.2 and Figure 3."""
 
@@ -305,7 +306,6 @@ NETWORKS = Experiment(
 _WIDTH, _GROUP = 200, 10
 _RATES = (0.1, 0.01)
 _FASHION = "fashion-part"
-_subnetworks_claim = partial(Claim, full_size=False)
 
 
 def _subnetworks_cells() -> list[dict[str, Any]]:
@@ -398,7 +398,7 @@ def _subnetworks_claims(cells: pandas.DataFrame) -> list[Claim]:
         lines = [line(*key, some) for key, some in cells[chosen].groupby(["data", "lr"])]
         if lines:
             claims.append(
-                _subnetworks_claim(
+                Claim(
                     f"Lyle et al. 2020, Section 4.2 and {figures}",
                     "Descent gives larger weights to those subnetworks of a network whose sum of "
                     "training losses is lower.",
@@ -427,5 +427,6 @@ def _draw_subnetworks(cells: pandas.DataFrame, figure: Figure) -> None:
 SUBNETWORKS = Experiment(
     "training-speed-subnetworks", "Subnetworks: descent favours those that train fast",
     _subnetworks_cells, run_subnetworks, _subnetworks_claims, _draw_subnetworks, size=(15.0, 3.0),
+    items=("Figure 4", "Figure 8", "Figure 9"),
 )  # fmt: skip
 """Lyle et al. (2020), Section 4.2 and Figures 4, 8 and 9."""
