@@ -269,7 +269,7 @@ def compare(
       which comes after those whose fit did not;
     - ``lml``: the log marginal likelihood, :math:`\log p(y)`;
     - ``clml``, ``clml_se``: :math:`\log p(y_{>m} \mid y_{\le m})`, the mean over random orderings
-      (Lotfi et al. 2022, Section 6), and its error from the choice of the orderings alone;
+      (Lotfi et al. 2022, Section 4.3), and its error from the choice of the orderings alone;
     - ``loo``, ``loo_se``: :math:`\sum_i \log p(y_i \mid y_{-i})`, noise included, and its error
       from the spread over points (Vehtari, Gelman and Gabry 2017, Eq. 23);
     - ``difference``, ``difference_se``: the ranking criterion less that of the first row, and its

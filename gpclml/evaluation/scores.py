@@ -72,7 +72,7 @@ def conditional_log_marginal_likelihood(
 
     With one block of the n - m points after the first m it is
     :math:`\log p(y_{>m} \mid y_{\le m})`, the log marginal likelihood of all points less that
-    of the first m (Lotfi et al. 2022, Section 6; m counts the points conditioned on). The mean
+    of the first m (Lotfi et al. 2022, Section 4.3; m counts the points conditioned on). The mean
     over random orderings is their averaged CLML; the sum over folds or single points is the
     log score of cross-validation.
 

@@ -213,7 +213,7 @@ class PolynomialFeatures(torch.nn.Module):
 class FourierFeatures(torch.nn.Module):
     r"""Sines and cosines of integer frequencies, :math:`\sin(dx), \cos(dx)`, d = 1 .. D.
 
-    The Fourier models of Lotfi et al. (2022, Section 4.3 and Figure 4): all sines, then all
+    The Fourier models of Lotfi et al. (2022, Section 6 and Figure 4): all sines, then all
     cosines.
 
     Args:

@@ -64,7 +64,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
 
     over the held-out blocks B of a :class:`~gpclml.conditioning.Conditioning`, |B| the number
     of observed targets held out in all blocks and n the number observed (Lotfi et al. 2022,
-    Section 6). Priors weigh 1/n, as in ``gpytorch.mlls.ExactMarginalLogLikelihood``. With
+    Section 4.3). Priors weigh 1/n, as in ``gpytorch.mlls.ExactMarginalLogLikelihood``. With
     every point held out, ``LastPoints(m=0)``, this is the log marginal likelihood; with
     ``LeaveOneOut()`` it is ``gpytorch.mlls.LeaveOneOutPseudoLikelihood``.
 

@@ -44,7 +44,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
             ``draws`` of the prior for simple Monte Carlo.
 
     Returns:
-        Over ``width``: ``lml`` by quadrature, ``laplace`` (NaN where the prior ends short of the
+        Over ``width``: ``lml`` by quadrature, ``laplace`` (none where the prior ends short of the
         mode nearest to zero) and ``sampled``, by simple Monte Carlo; in nats. ``mode``, that mode.
     """
     generator = torch.Generator().manual_seed(cell["seed"])
@@ -55,7 +55,10 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "width": widths,
         "lml": [true_evidence(data, width) for width in widths],
-        "laplace": [laplace_evidence(data, width) for width in widths],
+        "laplace": [
+            None if math.isnan(value) else value
+            for value in (laplace_evidence(data, width) for width in widths)
+        ],
         "sampled": [_sampled(data, width, cell["draws"], generator) for width in widths],
         "mode": _mode(data),
     }
@@ -171,12 +174,13 @@ def _falls(cells: pandas.DataFrame) -> Claim:
         if curved
         else "",
         rule="slope -1 to six digits",
+        kind="identity",
     )
 
 
 def _beyond(row: pandas.Series, name: str, least: float) -> tuple[Values, Values]:
     """Widths from the least one on, and the values of a score there."""
-    widths, values = np.array(row["width"]), np.array(row[name])
+    widths, values = np.array(row["width"]), np.array(row[name], dtype=float)
     return widths[widths >= least], values[widths >= least]
 
 
@@ -189,7 +193,7 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     row = cells.sort_values("seed").iloc[0]
     curves, posterior = figure.subplots(1, 2)
     curves.semilogx(row["width"], row["lml"], label="evidence")
-    curves.semilogx(row["width"], row["laplace"], label="Laplace")
+    curves.semilogx(row["width"], np.array(row["laplace"], dtype=float), label="Laplace")
     curves.axvline(abs(row["mode"]), color="gray", linewidth=0.8, label="mode")
     curves.set(xlabel="half-width of the prior", ylabel="LML, nats")
     curves.legend()
@@ -204,4 +208,5 @@ EXPERIMENT = Experiment(
     "laplace-toy", "A prior too wide: the Laplace evidence falls, the evidence does not", _cells,
     run_cell, claims_by(_flattens, _falls), _draw,
     items=("Figure 3",),
+    paper={"Lotfi et al. 2022, Figure 3": {"points": 50}},
 )  # fmt: skip

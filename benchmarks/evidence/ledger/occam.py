@@ -107,6 +107,7 @@ def _penalty(cells: pandas.DataFrame) -> Claim:
         f"slope in log n of the LML lost, a parameter: {with_error(slopes, 3)}",
         graded(abs(slopes.mean() - 0.5) < 4 * error + 0.01),
         rule="within four standard errors and .01",
+        kind="identity",
     )
 
 

@@ -40,9 +40,6 @@ OUT_OF_REACH: Mapping[str, tuple[tuple[tuple[str, ...], str, str, str], ...]] = 
     {
         "Lotfi et al. 2022": (
             (_figures(1), "drawing", "an overview of pitfalls", "fourier"),
-            ((*_figures(9, 24, 25), "Table 3", "Table 4"), "hours",
-             "they have benchmarks of their own",
-             "[UCI](../uci/results/README.md), [few-shot](../dkt/results/README.md)"),
             (_figures(5, 6, 7, *range(12, 22)), "hours",
              "25 networks on CIFAR-10 and CIFAR-100, 250 epochs each at several precisions: days "
              "of a GPU; CIFAR-100 was not at hand",

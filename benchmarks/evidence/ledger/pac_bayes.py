@@ -176,6 +176,7 @@ def _union(rows: pandas.DataFrame) -> Claim:
         graded(lowest >= 1 - delta, last["union"][0] - last["chosen"][0] < 0.02),
         rule="share at least 1 - δ at every n; at the largest n looser by less than .02 nats a "
         "point",
+        kind="identity",
     )
 
 
@@ -195,6 +196,7 @@ def _bounds_hold(rows: pandas.DataFrame) -> Claim:
         + ", ".join(f"{label} {share:.3f}" for label, share in lowest.items()),
         graded(min(lowest.values()) >= 1 - delta),
         rule="share at least 1 - δ for each model and size",
+        kind="identity",
     )
 
 
