@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import sys
@@ -95,9 +96,18 @@ def describe_cells(done: pandas.DataFrame, num_failed: int) -> list[str]:
     return [
         f"{len(done)} cells done in {hours:.2f} h of computing, {num_failed} failed; "
         f"{wall / 3600:.2f} h from the first start to the last end",
-        f"{', '.join(versions)}; code {_listed(done['_code_version'])}",
+        f"{', '.join(versions)}; code {_code(done['_code_version'])}",
         device + (f", {_listed(done['dtype'])}" if "dtype" in done else ""),
     ]
+
+
+def _code(versions: pandas.Series) -> str:
+    """The version of the code; of several functions with one each, one for all of them."""
+    distinct = sorted(set(versions.dropna()))
+    if len(distinct) <= 2:
+        return " and ".join(distinct)
+    whole = hashlib.sha256(" ".join(distinct).encode()).hexdigest()[:16]
+    return f"{whole}, of {len(distinct)} functions"
 
 
 def _listed(values: pandas.Series) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pandas
@@ -13,8 +14,19 @@ from benchmarks.evidence.ledger import elbo, mlp_mean, training_speed_kernel
 from benchmarks.evidence.ledger.claims import AtLeast, Claim, together
 from benchmarks.evidence.ledger.elbo import learned_bound
 from benchmarks.evidence.ledger.out_of_reach import INDEX, OUT_OF_REACH, REASONS
-from benchmarks.evidence.ledger.page import EXPERIMENTS, PAPERS, _section, headline
+from benchmarks.evidence.ledger.page import (
+    EXPERIMENTS,
+    PAPERS,
+    _cells_of,
+    _section,
+    headline,
+    ledger_cells,
+    write_page,
+    write_rows,
+)
 from benchmarks.evidence.study import intervals, posterior_scales
+from benchmarks.runner import run_grid
+from gpclml.errors import DataError
 
 
 def _claim(verdict, **options):
@@ -85,6 +97,55 @@ def test_every_table_and_figure_has_a_row(paper):
     assert not set(tried) & set(left)
     assert len(left) == len(set(left))
     assert {reason for _, reason, *_ in OUT_OF_REACH[paper]} <= set(REASONS)
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Two of the three cells of an experiment."""
+    experiment = EXPERIMENTS["deep-kernels"]
+    path = tmp_path / "results.sqlite"
+    run_grid(experiment.cells()[:2], experiment.run, path, progress=False)
+    return path
+
+
+def test_an_incomplete_experiment_has_no_verdict(results, tmp_path):
+    experiment, page = EXPERIMENTS["deep-kernels"], tmp_path / "page.md"
+    line = write_page(results, page).splitlines()[0]
+    assert "0 claims" in line
+    assert "Without a verdict, since cells are missing: deep-kernels." in line
+    assert "No verdict. Of 3 cells: 1 missing." in page.read_text()
+    failing = [{"experiment": "deep-kernels", "benchmark": "uci", "rows": "none"}]
+    run_grid(failing, experiment.run, results, progress=False)
+    run_grid(experiment.cells(), experiment.run, results, progress=False)
+    assert "Of 3 cells: 1 failed." in ledger_cells(results)["deep-kernels"].problem
+
+
+def test_the_page_can_be_made_of_the_rows(results, tmp_path):
+    experiment, rows = EXPERIMENTS["deep-kernels"], tmp_path / "rows.csv.gz"
+    run_grid(experiment.cells(), experiment.run, results, progress=False)
+    write_rows(results, rows)
+    first = rows.read_bytes()
+    write_rows(results, rows)
+    assert rows.read_bytes() == first
+    pages = [tmp_path / "a.md", tmp_path / "b.md"]
+    summaries = [write_page(*pair) for pair in zip((results, rows), pages, strict=True)]
+    assert summaries[0] == summaries[1]
+    assert "4 claims" in summaries[0]
+    assert pages[0].read_text() == pages[1].read_text()
+    for path in ("rows.csv", "missing/rows.csv.gz"):
+        with pytest.raises(DataError, match=r"rows\.csv"):
+            write_rows(results, tmp_path / path)
+    rows.write_bytes(b"something")
+    with pytest.raises(DataError, match="no rows of the ledger"):
+        write_page(rows, pages[0])
+
+
+def test_numbers_that_are_none_give_no_verdict():
+    experiment = EXPERIMENTS["density"]
+    row = {"configuration": experiment.cells()[0], "metrics": {"lml": [0.0, math.nan]}}
+    assert _cells_of(experiment, [row]).problem == "Of 1 cells: 1 without a number."
+    whole = {**row, "metrics": {"lml": [0.0, 1.0]}}
+    assert not _cells_of(experiment, [whole]).problem
 
 
 def test_intervals_leave_out_networks_that_learned_nothing():
