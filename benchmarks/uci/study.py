@@ -218,6 +218,9 @@ def _grid(
         for name, sizes in left_out_sizes(products, cells).items()
     ]
     said += [note for name in csv or () for note in load(name).notes]
+    if grid is not None:
+        precisions = " and ".join(sorted({cell["dtype"] for cell in cells}))
+        said.append(f"{len(cells)} models in {precisions}.")
     for line in [] if quiet else said:
         typer.echo(line, err=True)
     return cells
