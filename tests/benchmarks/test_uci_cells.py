@@ -2,6 +2,7 @@ import warnings
 
 import pytest
 import torch
+from gpytorch.kernels import GridInterpolationKernel, RBFKernel
 
 from benchmarks.data import load
 from benchmarks.uci import cells
@@ -13,6 +14,7 @@ from benchmarks.uci.cells import (
     training_rows,
 )
 from benchmarks.uci.grid import Product, make_grid
+from benchmarks.uci.published import InterpolatedRBFKernel
 from benchmarks.uci.training import (
     make_objective,
     objective_names,
@@ -199,3 +201,19 @@ def test_only_cells_with_a_fixed_number_of_adam_steps_are_batched():
     shares = grid(kernels=("deep-bottleneck",), held_out=(0.1, 0.5), seeds=2)
     assert len({batch_label(cell) for cell in shares}) == 3
     assert len({batch_label({**cell, "device": "cuda"}) for cell in shares}) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("scales", [[0.5, 0.5], [0.4, 0.7]])
+def test_the_published_kernel_is_that_of_gpytorch(scales):
+    """Which takes lengthscales from the last column on."""
+    x = torch.rand(10, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) - 0.5
+    kernel = InterpolatedRBFKernel(2, 20).double()
+    kernel.lengthscale = torch.tensor([scales])
+    base = RBFKernel(ard_num_dims=2)
+    theirs = GridInterpolationKernel(base, 20, 2, grid_bounds=[(-1.0, 1.0)] * 2).double()
+    base.lengthscale = torch.tensor([scales[::-1]])
+    with torch.no_grad():
+        for y in (x, x[:3]):
+            assert torch.allclose(kernel(x, y).to_dense(), theirs(x, y).to_dense(), atol=1e-6)
+        assert torch.allclose(kernel(x, diag=True), theirs(x, diag=True), atol=1e-6)

@@ -48,7 +48,7 @@ __all__ = [
 PAPERS: Mapping[str, tuple[Experiment, ...]] = MappingProxyType(
     {
         "Lotfi et al. 2022": (
-            main_results.DEEP_KERNELS, main_results.FEW_SHOT,
+            main_results.DEEP_KERNELS, main_results.PUBLISHED_DEEP_KERNELS, main_results.FEW_SHOT,
             occam.EXPERIMENT, laplace_toy.EXPERIMENT, density.EXPERIMENT, fourier.FOURIER,
             kernel_hyperparameters.SHAPE, kernel_hyperparameters.LENGTHSCALE, mlp_mean.EXPERIMENT,
             fourier.CURVES, fourier.CRITERIA, pac_bayes.EXPERIMENT,
