@@ -28,7 +28,7 @@ SMALL = {
         "data": "digits", "num_train": 20, "samples": 2, "epochs": 5, "num_test": 20,
     },
     "evidence-ranking": {"num_train": 60, "epochs": 12},
-    "training-speed-subnetworks": {"data": "digits", "num_train": 60, "epochs": 2},
+    "training-speed-subnetworks": {"data": "digits", "num_train": 60, "epochs": 2, "every": 1},
     "occam": {"sizes": (20, 50, 100)},
     "criteria": {"orders": 5, "draws": 50},
     "elbo-sweep": {"steps": 3, "draws": 2},

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.preprocessing import StandardScaler
 
 import reference
 from benchmarks.evidence.ledger import training_speed_linear, training_speed_networks
@@ -61,17 +64,18 @@ def test_weights_of_a_combination_follow_a_better_model():
     assert weights[0] > 0.6 > 0.5 > weights[1]
 
 
-def test_losses_of_subnetworks_are_by_their_own_logits():
+def test_losses_of_groups_are_those_of_logistic_classifiers():
     generator = torch.Generator().manual_seed(0)
-    units = torch.randn(7, 200, generator=generator)
-    weight = torch.randn(10, 200, generator=generator)
-    y = torch.randint(10, (7,), generator=generator)
-    got = training_speed_networks._losses(units, weight, y)
-    third = torch.nn.functional.cross_entropy(units[:, 20:30] @ weight[:, 20:30].T, y)
-    assert got.shape == (20,)
-    assert got[2].item() == pytest.approx(third.item(), rel=1e-5)
-    norm = training_speed_networks._norms(weight)[2].item()
-    assert norm == pytest.approx(weight[:, 20:30].norm().item(), rel=1e-5)
+    y = torch.arange(120) % 10
+    units = torch.randn(120, 10, 40, generator=generator)
+    units[:, 2, 10:20] += (y == 2).float().unsqueeze(-1)
+    units[:, 2, 13] = 0.5  # a dead unit
+    losses = training_speed_networks._group_losses(units, y)
+    x = StandardScaler().fit_transform(units[:, 2, 10:20].double().numpy())
+    classifier = LogisticRegression(tol=1e-10).fit(x, y == 2)  # of the same prior
+    assert losses.shape == (10, 4)
+    expected = log_loss(y == 2, classifier.predict_proba(x)[:, 1])
+    assert losses[2, 1].item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_ranks():
