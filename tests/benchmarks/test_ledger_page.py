@@ -45,7 +45,7 @@ def test_the_headline_counts_claims_of_papers():
     assert "for 1 the paper states no size" in line
     assert "2 theorems and identities are checked apart: 1 hold" in line
     assert "1 questions are our own" in line
-    assert "Without a verdict, since cells are missing: occam." in line
+    assert "Without a verdict, for want of rows: occam." in line
 
 
 def test_a_negative_verdict_says_whose_fault_it_is():
@@ -112,7 +112,7 @@ def test_an_incomplete_experiment_has_no_verdict(results, tmp_path):
     experiment, page = EXPERIMENTS["deep-kernels"], tmp_path / "page.md"
     line = write_page(results, page).splitlines()[0]
     assert "0 claims" in line
-    assert "Without a verdict, since cells are missing: deep-kernels." in line
+    assert "Without a verdict, for want of rows: deep-kernels." in line
     assert "No verdict. Of 3 cells: 1 missing." in page.read_text()
     failing = [{"experiment": "deep-kernels", "benchmark": "uci", "rows": "none"}]
     run_grid(failing, experiment.run, results, progress=False)

@@ -169,7 +169,7 @@ def headline(tried: Iterable[tuple[Claim, Differences]], unread: Iterable[str] =
 
     Args:
         tried: Claims, each with the settings in which its cells differ from the paper's.
-        unread: Experiments whose cells allow no verdict.
+        unread: Experiments whose cells allow no verdict, or that are not tried.
     """
     every = list(tried)
     claims = [pair for pair in every if pair[0].kind == "claim"]
@@ -188,7 +188,7 @@ def headline(tried: Iterable[tuple[Claim, Differences]], unread: Iterable[str] =
         + ", each listed."
     )
     names = ", ".join(unread)
-    return text + (f" Without a verdict, since cells are missing: {names}." if names else "")
+    return text + (f" Without a verdict, for want of rows: {names}." if names else "")
 
 
 def _counted(pairs: Sequence[tuple[Claim, Any]]) -> str:
@@ -220,6 +220,9 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
         raise DataError(f"{folder}: cannot be made ({error}). Name another page.") from error
     tried = _tried(cells)
     unread = [name for name, each in cells.items() if each.problem]
+    absent = [name for name in EXPERIMENTS if name not in cells]
+    if len(absent) < len(cells):  # a whole ledger, but for those of hours
+        unread += absent
     line = headline(itertools.chain(*tried.values()), unread)
     summary = _summary(tried)
     paragraphs = ["# Claims and what became of them", line, _INTRODUCTION]
@@ -238,7 +241,7 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
             picture = folder / f"{experiment.name}.png"
             save_figure(figure, picture)
             paragraphs.append(_section(experiment, tried[experiment.name], own.done, picture))
-        paragraphs.append(_index(paper))
+        paragraphs.append(_index(paper, cells))
     try:
         page.write_text("\n\n".join(paragraphs) + "\n")
     except OSError as error:
@@ -382,12 +385,14 @@ def _section(
     return "\n\n".join([f"### {experiment.name}", *paragraphs])
 
 
-def _index(paper: str) -> str:
+def _index(paper: str, cells: Mapping[str, Cells]) -> str:
     """Every table and figure of a paper, and where it is tried or why it is not."""
     where: dict[str, list[str]] = {item: [] for item in INDEX[paper]}
     for experiment in PAPERS[paper]:
         for item in experiment.items:
-            where[item].append(f"[{experiment.name}](#{experiment.name})")
+            name = experiment.name
+            here = f"[{name}](#{name})" if name in cells else f"{name}, without rows here"
+            where[item].append(here)
     for items, reason, why, instead in OUT_OF_REACH.get(paper, ()):
         for item in items:
             words = f"out of reach ({REASONS[reason]}): {why}"
