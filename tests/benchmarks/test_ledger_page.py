@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 
 import pandas
 import pytest
 import torch
 
+from benchmarks import evidence
 from benchmarks.evidence.ledger import elbo, mlp_mean, training_speed_kernel
 from benchmarks.evidence.ledger.claims import AtLeast, Claim, together
 from benchmarks.evidence.ledger.elbo import learned_bound
@@ -19,6 +21,8 @@ from benchmarks.evidence.ledger.page import (
     PAPERS,
     _cells_of,
     _section,
+    _summary,
+    _tried,
     headline,
     ledger_cells,
     write_page,
@@ -138,6 +142,22 @@ def test_the_page_can_be_made_of_the_rows(results, tmp_path):
     rows.write_bytes(b"something")
     with pytest.raises(DataError, match="no rows of the ledger"):
         write_page(rows, pages[0])
+
+
+def test_the_committed_page_is_that_of_the_committed_rows():
+    folder = Path(evidence.__file__).parent
+    cells = ledger_cells(folder / "results" / "ledger.csv.gz")
+    page = (folder / "RESULTS.md").read_text()
+    tried = _tried(cells)
+    assert _summary(tried) in page
+    line = page.splitlines()[2]
+    count = sum(claim.kind == "claim" for pairs in tried.values() for claim, _ in pairs)
+    assert line.startswith(f"**{count} claims of papers")
+    # The README's figures are those of the first line.
+    readme = (folder.parents[1] / "README.md").read_text()
+    verdicts = re.search(r"(\d+) reproduced, (\d+) partly, (\d+) not", line)
+    assert f"Of {count} claims of five papers" in readme
+    assert "{} were reproduced, {} partly, {} not".format(*verdicts.groups()) in readme
 
 
 def test_numbers_that_are_none_give_no_verdict():

@@ -176,15 +176,15 @@ def headline(tried: Iterable[tuple[Claim, Differences]], unread: Iterable[str] =
     kinds = [claim.kind for claim, _ in every]
     at_size = [pair for pair in claims if pair[1] is not None and not pair[1]]
     unstated = sum(differences is None for _, differences in claims)
-    out_of_reach = [reason for rows in OUT_OF_REACH.values() for _, reason, *_ in rows]
+    left = [reason for rows in OUT_OF_REACH.values() for items, reason, *_ in rows for _ in items]
     identities = [claim.verdict for claim, _ in every if claim.kind == "identity"]
     text = (
         f"**{len(claims)} claims of papers, their main results included: {_counted(claims)}. "
         f"{len(at_size)} of them are tried at the paper's size: {_counted(at_size)}**; for "
         f"{unstated} the paper states no size. {len(identities)} theorems and identities are "
         f"checked apart: {identities.count('reproduced')} hold. {kinds.count('question')} "
-        "questions are our own. Out of reach: "
-        + ", ".join(f"{out_of_reach.count(reason)} {words}" for reason, words in REASONS.items())
+        "questions are our own. Tables and figures out of reach: "
+        + ", ".join(f"{left.count(reason)} {words}" for reason, words in REASONS.items())
         + ", each listed."
     )
     names = ", ".join(unread)
