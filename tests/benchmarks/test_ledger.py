@@ -19,7 +19,7 @@ from gpclml.errors import UnknownNameError
 
 SMALL = {
     "uci-networks": {"dataset": "diabetes", "splits": 2, "epochs": 160},
-    "online-curve": {"data": "stand-in", "epochs": 104},
+    "online-curve": {"data": "stand-in", "epochs": 6},
     "evidence-bounds": {
         "data": "digits", "num_train": 10, "samples": 2, "epochs": 11, "values": 2, "draws": 1,
     },

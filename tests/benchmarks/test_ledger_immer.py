@@ -20,8 +20,12 @@ from gpclml.curvature import BlockDiagonal, FunctionSpace
 from gpclml.fit import fit_map
 
 
+def standardized_curve():
+    return [(values - values.mean()) / values.std() for values in online_curve.curve("stand-in")]
+
+
 def trained_stack(seeds, precisions, noise, epochs, batch_size=None):
-    x, y = online_curve.curve("stand-in")
+    x, y = standardized_curve()
     k = len(seeds)
     data = x.expand(k, -1, -1), y.expand(k, -1)
     networks = Networks(seeds, *data, epochs, batch_size=batch_size)
@@ -50,7 +54,7 @@ def test_batches_of_a_stack_have_their_share_of_the_prior():
 
 
 def test_a_stack_climbs_the_log_joint_of_the_library():
-    x, y = (values[:40] for values in online_curve.curve("stand-in"))
+    x, y = (values[:40] for values in standardized_curve())
     networks = Networks([0], x[None], y[None], 1)
     before = objective(networks.single[0], 40, precision=2.0, noise=0.3)
     other = Networks([0], x[None], y[None], 1)
@@ -67,7 +71,7 @@ def test_a_stack_climbs_the_log_joint_of_the_library():
 
 
 def test_hyperparameters_learned_online_raise_the_evidence():
-    x, y = online_curve.curve("stand-in")
+    x, y = standardized_curve()
     networks = Networks([0, 0], x.expand(2, -1, -1), y.expand(2, -1), 300, torch.nn.Tanh)
     mlls = [objective(network, len(y), by="network", precision=10.0) for network in networks.single]
     history = train_online(networks, mlls, every=10)

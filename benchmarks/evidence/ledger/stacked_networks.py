@@ -12,12 +12,19 @@ from gpytorch.constraints import GreaterThan
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
-from gpclml.curvature import Diagonal, Full, GaussianWeightPrior, Kronecker
+from gpclml.curvature import (
+    Diagonal,
+    Full,
+    FunctionSpace,
+    GaussianWeightPrior,
+    Kronecker,
+    output_gradients,
+)
 from gpclml.kernels.networks import MLP, StackedNetwork
-from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
-__all__ = ["Networks", "objective", "train_fixed", "train_online"]
+__all__ = ["Networks", "function_variance", "objective", "train_fixed", "train_online"]
 
 _WIDTH, _RATES, _BURN_IN = 50, (1e-2, 1e-5), 100
 _ROWS_AT_ONCE = 8192  # of all networks of a product: 50 activations of each stay in the cache
@@ -130,13 +137,29 @@ def objective(
     precision: float = 1.0,
     noise: float = 1.0,
 ) -> LaplaceMarginalLogLikelihood:
-    """The evidence by the ``"full"`` GGN, ``"kronecker"``, ``"diagonal"``, or the full ``"ef"``."""
+    """The evidence by a curvature.
+
+    It is the ``"full"`` GGN, ``"kronecker"``, ``"diagonal"``, or the full ``"ef"``; ``"kernel"`` is
+    the full GGN from inner products of points, faster where there are fewer points than weights.
+    """
     likelihood = GaussianLikelihood(noise_constraint=GreaterThan(1e-7))
     likelihood.to(next(network.parameters())).noise = noise
     model = LinearizedNetwork(network, GaussianWeightPrior(network, by, precision))
     hessian = "ef" if method == "ef" else "ggn"
-    structure = {"kronecker": Kronecker, "diagonal": Diagonal}.get(method, Full)()
+    structures = {"kronecker": Kronecker, "diagonal": Diagonal, "kernel": FunctionSpace}
+    structure = structures.get(method, Full)()
     return LaplaceMarginalLogLikelihood(likelihood, model, num_data, structure, hessian=hessian)
+
+
+def function_variance(
+    mll: LaplaceMarginalLogLikelihood, evidence: LaplaceEvidence, x: Tensor
+) -> Tensor:
+    """Variance of the linearized network at points under the posterior, ``(n,)``."""
+    # The precision of the likelihood, by which the GGN is multiplied.
+    scale = float(torch.as_tensor(evidence.curvature_scale()).detach())
+    precisions = {name: p.detach() for name, p in mll.model.prior.precisions().items()}
+    covariance = evidence.curvature.output_covariance(precisions, scale)
+    return covariance(output_gradients(mll.model.network, x, 1)).flatten()
 
 
 def train_online(

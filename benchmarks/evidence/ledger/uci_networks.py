@@ -25,11 +25,11 @@ from benchmarks.evidence.ledger.claims import (
 )
 from benchmarks.evidence.ledger.stacked_networks import (
     Networks,
+    function_variance,
     objective,
     train_fixed,
     train_online,
 )
-from gpclml.curvature import output_gradients
 from gpclml.models import Standardizer
 
 __all__ = ["EXPERIMENT", "PUBLISHED"]
@@ -181,11 +181,7 @@ def _scores(split_data: dict[str, Any], trained: Any) -> dict[str, float]:
         nlls.setdefault("error", float(error.square().mean()))
         if name == "laplace":
             evidence = mll.evidence_of(split_data["train_x"], split_data["train_y"])
-            # The precision of the likelihood, by which the GGN is multiplied.
-            scale = float(torch.as_tensor(evidence.curvature_scale()).detach())
-            precisions = {k: p.detach() for k, p in mll.model.prior.precisions().items()}
-            covariance = evidence.curvature.output_covariance(precisions, scale)
-            variance = variance + covariance(output_gradients(network, x, 1)).flatten()
+            variance = variance + function_variance(mll, evidence, x)
             nlls["evidence"] = float(evidence().detach())
         density = -0.5 * (error.square() / variance + (2 * math.pi * variance).log())
         nlls[f"nll_{name}"] = unit - float(density.mean())
