@@ -424,8 +424,8 @@ STUDY = Study(
     "- online: precisions learned in training beside a grid of them, and UCI networks;\n"
     "- training-speed: architectures against the number of points;\n"
     "- ledger, or the name of one of its experiments: claims of papers, one after the other; "
-    "they take no options but those of any run. uci-networks takes hours, and runs by its name "
-    "only.",
+    "they take no options but those of any run. uci-networks and uci-every-epoch take hours, and "
+    "run by their names only.",
     reporting="tables of studies; of the ledger its claims.",
     grid=_grid,
     cell=run_cell,

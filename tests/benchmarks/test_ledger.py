@@ -19,7 +19,9 @@ from gpclml.errors import UnknownNameError
 
 SMALL = {
     "uci-networks": {"dataset": "diabetes", "splits": 2, "epochs": 160},
+    "uci-every-epoch": {"dataset": "diabetes", "splits": 2, "epochs": 20},
     "online-curve": {"data": "stand-in", "epochs": 6},
+    "banana": {"data": "stand-in", "points": 40, "epochs": 4, "weak_epochs": 4},
     "evidence-bounds": {
         "data": "digits", "num_train": 10, "samples": 2, "epochs": 11, "values": 2, "draws": 1,
     },
@@ -90,7 +92,8 @@ def test_an_experiment_end_to_end(name, tmp_path, monkeypatch):
 
 def test_every_experiment_is_tried():
     assert set(SMALL) == set(EXPERIMENTS)
-    short = [experiment for name, experiment in EXPERIMENTS.items() if name != "uci-networks"]
+    long = ("uci-networks", "uci-every-epoch")
+    short = [experiment for name, experiment in EXPERIMENTS.items() if name not in long]
     assert chosen_experiments("ledger") == short
     assert chosen_experiments("uci-networks") == [EXPERIMENTS["uci-networks"]]
     with pytest.raises(UnknownNameError, match="Did you mean 'fourier'"):
