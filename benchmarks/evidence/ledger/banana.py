@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.data import fetch, has_files
 from benchmarks.evidence.ledger.claims import Claim, Experiment, differs, graded, with_error
-from benchmarks.evidence.ledger.online_curve import FIGURE_1, train_every_epoch
+from benchmarks.evidence.ledger.online_curve import SETTINGS, train_every_epoch
 from gpclml.curvature import Full, GaussianWeightPrior
 from gpclml.fit import fit_map
 from gpclml.kernels.networks import MLP
@@ -135,8 +135,8 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 EXPERIMENT = Experiment(
     "banana", "Two classes: a weak prior, and one learned online", _cells, run_cell, _claims,
     _draw, items=("Figure 3",),
-    paper={_SOURCE: FIGURE_1 | {"data": "banana", "points": 265, "epochs": 200}},
-    constants={n: v for n, v in FIGURE_1.items() if n not in ("data", "points", "epochs")},
+    paper={_SOURCE: SETTINGS | {"data": "banana", "points": 265, "epochs": 200}},
+    constants=SETTINGS,
     departures="The temperature divides the log likelihood; the paper calls it that of the "
     "softmax. Precisions are of each tensor, as in the authors' code; the text has one a layer.",
 )  # fmt: skip
