@@ -18,6 +18,7 @@ from benchmarks.evidence.ledger.stacked_networks import (
 from benchmarks.evidence.training import objective as classifier
 from gpclml.curvature import BlockDiagonal, FunctionSpace
 from gpclml.fit import fit_map
+from gpclml.kernels.networks import MLP
 
 
 def standardized_curve():
@@ -80,6 +81,28 @@ def test_hyperparameters_learned_online_raise_the_evidence():
     kept = mlls[0].evidence_of(networks.x[0], networks.y[0])()
     assert float(kept.detach()) == pytest.approx(max(history[0]), abs=1e-4)  # float32
     assert mlls[0].model.prior.log_precision.item() < np.log(10) - 0.5
+
+
+def test_inner_products_of_points_have_the_full_evidence():
+    x, y = (values[:20] for values in standardized_curve())
+    network = MLP([1, 5, 5, 1]).double()
+    mlls = [objective(network, 20, method, noise=0.3) for method in ("full", "kernel")]
+    full, kernel = (float(mll.evidence_of(x, y)().detach()) for mll in mlls)
+    assert kernel == pytest.approx(full, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("errors", "verdict"), [((0.3, 0.2), "reproduced"), ((0.2, 0.3), "partly")]
+)
+def test_the_verdict_on_depths_is_of_raw_inputs(errors, verdict):
+    rows = [
+        {"inputs": inputs, "depth": depth, "seed": seed, "evidence": depth + 0.01 * seed**depth,
+         "error": error if inputs == "raw" else 0.0, "deviation": error + 0.001 * seed}
+        for inputs in ("raw", "standardized")
+        for depth, error in zip((1, 3), errors, strict=True)
+        for seed in range(3)
+    ]  # fmt: skip
+    assert online_curve._depths(pandas.DataFrame(rows)).verdict == verdict
 
 
 def cells_of_uci(nlls: dict[str, float], data: str = "yacht") -> pandas.DataFrame:

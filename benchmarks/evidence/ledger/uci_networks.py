@@ -114,8 +114,8 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         networks = _stack(splits, *steps, **rates)
         n = networks.x.shape[1]
         trained = [objective(network, n, cell["method"]) for network in networks.single]
-        steps = cell.get("every", 50), cell.get("burn_in", 100), cell.get("rate", 0.1)
-        train_online(networks, trained, *steps)
+        often = cell.get("every", 50), cell.get("burn_in", 100)
+        train_online(networks, trained, *often, cell.get("rate", 0.1))
     results = list(map(_scores, splits, trained))
     return {name: [result[name] for result in results] for name in results[0]}
 
