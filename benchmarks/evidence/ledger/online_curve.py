@@ -193,7 +193,9 @@ def _depths(cells: pandas.DataFrame) -> Claim:
         rule="on raw inputs evidence larger, error and predictive deviation at training points "
         "smaller with three layers, each by two standard errors over starts",
         doubt="Not known: activation and scaling of the inputs are not stated, and the verdict "
-        "depends on them. Tried raw and standardized.",
+        "depends on them. Tried raw and standardized inputs, and one start of tanh units: evidence "
+        "-.528 with three layers and -.773 with one on raw inputs, -.475 and -.447 on standardized "
+        "ones.",
     )
 
 
@@ -226,7 +228,9 @@ def _optimum(cells: pandas.DataFrame) -> Claim:
         "precision, one of all weights, the noise is learned alike. The grid has a value a decade.",
         rule=f"at most {_WITHIN} nats a point below, for each start and seed",
         doubt="Ours or not known: activation and inputs are not stated, nor how the grid treats "
-        "the noise.",
+        "the noise. From 100 the network ends as a constant. Tanh units, one seed each: "
+        "evidence -.606 from .001, -.528 from 1, -1.213 from 100; on standardized inputs -.527, "
+        "-.475, -1.213.",
     )
 
 
