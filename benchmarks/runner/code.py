@@ -167,13 +167,17 @@ def _names_defined(statement: ast.stmt) -> list[str]:
     """The names that a statement of a module binds there."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return [statement.name]
+    nodes = list(ast.walk(statement))
+    # Variables of comprehensions are not the module's.
+    loops = [node.target for node in nodes if isinstance(node, ast.comprehension)]
+    inner = {name for target in loops for name in ast.walk(target)}
     names = []
-    for node in ast.walk(statement):
+    for node in nodes:
         if isinstance(node, ast.alias):
             names.append((node.asname or node.name).partition(".")[0])
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.append(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in inner:
             names.append(node.id)
     return names
 

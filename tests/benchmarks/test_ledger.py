@@ -20,7 +20,9 @@ from gpclml.errors import UnknownNameError
 SMALL = {
     "deep-kernels": {}, "few-shot": {}, "deep-kernels-published": {"dataset": "diabetes", "n": 30},
     "uci-networks": {"dataset": "diabetes", "splits": 2, "epochs": 160},
-    "online-curve": {"data": "stand-in", "epochs": 104},
+    "uci-every-epoch": {"dataset": "diabetes", "splits": 2, "epochs": 20},
+    "online-curve": {"data": "stand-in", "epochs": 6},
+    "banana": {"data": "stand-in", "points": 40, "epochs": 4, "weak_epochs": 4},
     "evidence-bounds": {
         "data": "digits", "num_train": 10, "samples": 2, "epochs": 11, "values": 2, "draws": 1,
     },

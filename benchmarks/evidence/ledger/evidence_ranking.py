@@ -31,7 +31,8 @@ MODELS = (
 )
 """Forty of them: width, and number of hidden layers, convolutions or residual blocks."""
 
-_SOURCE = "Immer et al. 2021, Section 4.2 and Figures 2 and 7"
+_SOURCE = "Immer et al. 2021, Section 4.3 and Figures 2 and 7"
+_PUBLISHED = (0.97, 0.97, 0.69)
 _REACHED = {"log_density_map": "test log density", "accuracy_map": "test accuracy"}
 
 
@@ -76,23 +77,31 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
         rho, low, high = rank_interval(cells["evidence"], cells[name])
         lines.append(f"with {text} {rho:+.2f} [{low:+.2f}, {high:+.2f}]")
         holds.append(low > 0)
-    rho, low, high = rank_interval(cells["parameters"], cells["log_density_map"])
+    # Published correlations are of the accuracy, which is the last.
+    holds.append(high >= min(_PUBLISHED))
+    by_parameters = [
+        "with {} {:+.2f} [{:+.2f}, {:+.2f}]".format(
+            text, *rank_interval(cells["parameters"], cells[name])
+        )
+        for name, text in _REACHED.items()
+    ]
     best = cells.sort_values("log_density_map")["architecture"].iloc[-1]
     chosen = cells.sort_values("evidence").iloc[-1]
     return [
         Claim(
             _SOURCE,
             "Networks with a larger evidence, learned online, generalize better.",
-            "evidence and test performance are correlated over networks",
-            f"rank correlation of the evidence over {len(cells)} networks, with 95 % of bootstrap "
-            "samples of them: " + "; ".join(lines),
+            "Spearman's correlation of the evidence with test accuracy on three image sets: "
+            + ", ".join(f"{rho:.2f}" for rho in _PUBLISHED),
+            f"Spearman's correlation over {len(cells)} networks, with 95 % of bootstrap samples of "
+            f"them, of the evidence: {'; '.join(lines)}; of the number of parameters: "
+            f"{'; '.join(by_parameters)}",
             graded(*holds),
-            f"The correlation of the number of parameters with the test log density is "
-            f"{rho:+.2f} [{low:+.2f}, "
-            f"{high:+.2f}]. The largest evidence, {chosen['evidence']:.3f}, has "
+            f"The largest evidence, {chosen['evidence']:.3f}, has "
             f"{chosen['architecture']}, with test log density {chosen['log_density_map']:.3f}; the "
             f"best by that, {cells['log_density_map'].max():.3f}, is {best}.",
-            rule="both intervals above zero",
+            rule="both intervals above zero, and that with test accuracy reaches the least of the "
+            f"published, {min(_PUBLISHED)}",
             doubt="Ours: tried on 8 x 8 digits with 1000 images, and in the study "
             "[architectures](results/README.md) with fixed precisions.",
         )
@@ -116,5 +125,16 @@ EXPERIMENT = Experiment(
     "evidence-ranking", "Forty networks: the evidence and what they reach on test images", _cells,
     run_cell, _claims, _draw,
     items=("Figure 2", "Figure 7"),
+    paper={_SOURCE: {
+        "data": "CIFAR and Fashion-MNIST", "num_train": "all", "networks": 40, "epochs": 300,
+        "curvature": "diagonal empirical Fisher", "every": 10, "hyper_steps": 100, "burn_in": 0,
+        "hyper_rate": 1.0,
+    }},
+    constants={
+        "networks": len(MODELS), "curvature": "Kronecker GGN", "every": 5, "hyper_steps": 10,
+        "burn_in": 10, "hyper_rate": 0.1,
+    },
+    departures="The paper trains residual networks by SGD and lowers the rate in three steps; all "
+    "networks here are trained by Adam, whose rate falls along half a cosine.",
 )  # fmt: skip
-"""Immer et al. (2021), Section 4.2 and Figures 2 and 7."""
+"""Immer et al. (2021), Section 4.3 and Figures 2 and 7."""

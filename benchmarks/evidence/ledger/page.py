@@ -18,6 +18,7 @@ import pandas
 from benchmarks._figures import new_figure, save_figure
 from benchmarks._tables import code, describe_cells, section, table
 from benchmarks.evidence.ledger import (
+    banana,
     density,
     elbo,
     evidence_bounds,
@@ -60,7 +61,8 @@ PAPERS: Mapping[str, tuple[Experiment, ...]] = MappingProxyType(
         ),
         "Harvey and Hughes 2026": (elbo.FAMILIES, elbo.SWEEP, elbo.TEMPERING, elbo.IMPORTANCE),
         "Immer et al. 2021": (
-            uci_networks.EXPERIMENT, online_curve.EXPERIMENT, evidence_ranking.EXPERIMENT,
+            uci_networks.EXPERIMENT, uci_networks.EVERY_EPOCH, online_curve.EXPERIMENT,
+            banana.EXPERIMENT, evidence_ranking.EXPERIMENT,
         ),
         "Immer et al. 2023": (evidence_bounds.BOUNDS, evidence_bounds.AFFINE),
     }

@@ -12,12 +12,19 @@ from gpytorch.constraints import GreaterThan
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
-from gpclml.curvature import Diagonal, Full, GaussianWeightPrior, Kronecker
+from gpclml.curvature import (
+    Diagonal,
+    Full,
+    FunctionSpace,
+    GaussianWeightPrior,
+    Kronecker,
+    output_gradients,
+)
 from gpclml.kernels.networks import MLP, StackedNetwork
-from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
-__all__ = ["Networks", "objective", "train_fixed", "train_online"]
+__all__ = ["Networks", "function_variance", "objective", "train_fixed", "train_online"]
 
 _WIDTH, _RATES, _BURN_IN = 50, (1e-2, 1e-5), 100
 _ROWS_AT_ONCE = 8192  # of all networks of a product: 50 activations of each stay in the cache
@@ -38,18 +45,21 @@ class Networks:
         seeds: Of their starts.
         x: Points, ``(k, n, d)``.
         y: Targets, ``(k, n)``.
-        epochs: Number of epochs that the learning rate falls over, from .01 to 1e-5.
+        epochs: Number of epochs that the learning rate falls over.
         activation: Class of the module after the hidden layer.
         batch_size: Points at most of a step; all if None.
+        rates: Learning rates of the first epoch and the last.
     """
 
     def __init__(
         self, seeds: Sequence[int], x: Tensor, y: Tensor, epochs: int,
         activation: Callable[[], torch.nn.Module] = torch.nn.ReLU,
         batch_size: int | None = None,
+        rates: tuple[float, float] = _RATES,
     ) -> None:  # fmt: skip
         to, generator = torch.get_default_dtype(), lambda seed: torch.Generator().manual_seed(seed)
         self.activation, self.epochs, self.batch_size = activation(), epochs, batch_size
+        self.rates = rates
         self.x, self.y = x.double(), y.double()
         self._points = x.to(to), y.to(to)
         self.single = [
@@ -58,7 +68,7 @@ class Networks:
         # One batched product trains all networks, far faster than one after another.
         stack = StackedNetwork(self.single)
         self.names, self.weights = zip(*stack.named_stacks(), strict=True)
-        self.adam = torch.optim.Adam(self.weights, lr=_RATES[0], fused=True)
+        self.adam = torch.optim.Adam(self.weights, lr=rates[0], fused=True)
         self._order = generator(0)
         for network in self.single:
             network.double()
@@ -88,7 +98,7 @@ class Networks:
         Returns:
             Mean squared errors before each step, ``(k,)``.
         """
-        first, last = _RATES
+        first, last = self.rates
         # From one to zero along half a cosine.
         along = 0.5 + 0.5 * math.cos(math.pi * done / max(self.epochs - 1, 1))
         self.adam.param_groups[0]["lr"] = last + (first - last) * along
@@ -130,29 +140,49 @@ def objective(
     precision: float = 1.0,
     noise: float = 1.0,
 ) -> LaplaceMarginalLogLikelihood:
-    """The evidence by the ``"full"`` GGN, ``"kronecker"``, ``"diagonal"``, or the full ``"ef"``."""
+    """The evidence by a curvature.
+
+    It is the ``"full"`` GGN, ``"kronecker"``, ``"diagonal"``, or the full ``"ef"``; ``"kernel"`` is
+    the full GGN from inner products of points, faster where there are fewer points than weights.
+    """
     likelihood = GaussianLikelihood(noise_constraint=GreaterThan(1e-7))
     likelihood.to(next(network.parameters())).noise = noise
     model = LinearizedNetwork(network, GaussianWeightPrior(network, by, precision))
     hessian = "ef" if method == "ef" else "ggn"
-    structure = {"kronecker": Kronecker, "diagonal": Diagonal}.get(method, Full)()
+    structures = {"kronecker": Kronecker, "diagonal": Diagonal, "kernel": FunctionSpace}
+    structure = structures.get(method, Full)()
     return LaplaceMarginalLogLikelihood(likelihood, model, num_data, structure, hessian=hessian)
 
 
+def function_variance(
+    mll: LaplaceMarginalLogLikelihood, evidence: LaplaceEvidence, x: Tensor
+) -> Tensor:
+    """Variance of the linearized network at points under the posterior, ``(n,)``."""
+    # The precision of the likelihood, by which the GGN is multiplied.
+    scale = float(torch.as_tensor(evidence.curvature_scale()).detach())
+    precisions = {name: p.detach() for name, p in mll.model.prior.precisions().items()}
+    covariance = evidence.curvature.output_covariance(precisions, scale)
+    return covariance(output_gradients(mll.model.network, x, 1)).flatten()
+
+
 def train_online(
-    networks: Networks, mlls: Sequence[LaplaceMarginalLogLikelihood], every: int = 50
+    networks: Networks,
+    mlls: Sequence[LaplaceMarginalLogLikelihood],
+    every: int = 50,
+    burn_in: int = _BURN_IN,
+    rate: float = 0.1,
 ) -> list[list[float]]:
     """Trains weights, and hyperparameters on the evidence of all points now and then.
 
-    After 100 epochs and then every so many, precisions and noise of each network make a step of
-    Adam at rate .1 on its evidence. Each is kept as it was at its largest.
+    From the epoch that ends the burn-in, every so many, precisions and noise of each network make
+    a step of Adam on its evidence. Each is kept as it was at its largest.
 
     Returns:
         The evidence of each network before these steps, in nats a point.
     """
     hyper = [
         torch.optim.Adam([mll.model.prior.log_precision,
-                          *mll.likelihood.parameters()], lr=0.1)
+                          *mll.likelihood.parameters()], lr=rate)
         for mll in mlls
     ]  # fmt: skip
     best: list[Any] = [None] * len(mlls)
@@ -162,7 +192,7 @@ def train_online(
         networks.epoch(done, noise, precisions)
         epoch = done + 1
         # Evidences cost far more than epochs; the last one is always taken.
-        if (epoch < _BURN_IN or epoch % every) and epoch < networks.epochs:
+        if (epoch < burn_in or epoch % every) and epoch < networks.epochs:
             continue
         networks.copy_weights()
         for k, mll in enumerate(mlls):
