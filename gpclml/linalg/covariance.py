@@ -49,8 +49,8 @@ class Covariance(ABC):
             - \tfrac12 \log 2\pi\right)
 
         with the points ordered so that B is last, :math:`K = L L^\top` and :math:`z = L^{-1} r`
-        (Lotfi et al. 2022, Eq. 5 and Section 4.3). With every point held out this is the log marginal
-        likelihood.
+        (Lotfi et al. 2022, Eq. 5 and Section 4.3). With every point held out this is the log
+        marginal likelihood.
 
         Args:
             residual: ``(*batch, n)``.
