@@ -410,7 +410,9 @@ def _sweeps(cells: list[dict[str, Any]]) -> Iterator[Sweep]:
 
 
 def _study_cells(cells: pandas.DataFrame) -> pandas.DataFrame:
-    return cells[cells["study"].notna()] if "study" in cells else cells[:0]
+    # Results of an experiment of the ledger may be named like a setting of a study.
+    own = cells[cells["experiment"].isna()] if "experiment" in cells else cells
+    return own[own["study"].notna()] if "study" in own else own[:0]
 
 
 STUDY = Study(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pandas
@@ -28,7 +30,7 @@ from benchmarks.evidence.ledger.page import (
     write_page,
     write_rows,
 )
-from benchmarks.evidence.study import intervals, posterior_scales
+from benchmarks.evidence.study import intervals, posterior_scales, report
 from benchmarks.runner import run_grid
 from gpclml.errors import DataError
 
@@ -158,6 +160,17 @@ def test_the_committed_page_is_that_of_the_committed_rows():
     verdicts = re.search(r"(\d+) reproduced, (\d+) partly, (\d+) not", line)
     assert f"Of {count} claims of five papers" in readme
     assert "{} were reproduced, {} partly, {} not".format(*verdicts.groups()) in readme
+
+
+def test_results_named_like_a_setting_of_a_study_are_the_experiments(tmp_path):
+    experiment, path = EXPERIMENTS["few-shot"], tmp_path / "results.sqlite"
+    run_grid(experiment.cells(), experiment.run, path, progress=False)
+    page, rows = tmp_path / "page.md", tmp_path / "rows.csv.gz"
+    with redirect_stdout(StringIO()) as shown:
+        report(path, rows, page)
+    assert "Evidence of networks" not in shown.getvalue()
+    assert rows.exists()
+    assert "2 claims" in page.read_text()
 
 
 def test_numbers_that_are_none_give_no_verdict():
