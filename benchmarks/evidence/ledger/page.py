@@ -141,7 +141,7 @@ def _cells_of(experiment: Experiment, rows: list[dict[str, Any]]) -> Cells:
     counts = {
         "missing": len(wanted - known),
         "failed": len(rows) - len(done),
-        "without a number": sum("NaN" in json.dumps(row["metrics"]) for row in done),
+        "without a number": sum(_lacks_a_number(row["metrics"]) for row in done),
     }
     problem = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     columns = [
@@ -155,6 +155,13 @@ def _cells_of(experiment: Experiment, rows: list[dict[str, Any]]) -> Cells:
     configurations, metrics = ([row[name] for row in done] for name in ("configuration", "metrics"))
     frame = pandas.concat(map(pandas.DataFrame, (configurations, metrics, columns)), axis=1)
     return Cells(frame, problem and f"Of {len(wanted)} cells: {problem}.")
+
+
+def _lacks_a_number(metrics: Mapping[str, Any]) -> bool:
+    # Estimates that share a computation have no time of their own.
+    return any(
+        "NaN" in json.dumps(metrics[key]) for key in metrics if not key.startswith("seconds")
+    )
 
 
 def _without_data(cell: Mapping[str, Any]) -> str:
