@@ -464,7 +464,8 @@ def _draw_bounds(cells: pandas.DataFrame, figure: Figure) -> None:
                 axes.plot(grid, estimates[name].mean(0), label="full" if name == _FULL else name)
             axes.set(xscale="log" if sweep == "precision" else "linear", xlabel=sweep,
                      ylim=(best - 4, best + 0.2))  # fmt: skip
-            axes.legend(fontsize="xx-small")
+            if sweep == [*tightness][-1]:  # both rows have the same lines
+                axes.legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.2))
         row[0].set_ylabel("nats a point")
         some = cells[cells["sweep"] == sweep]
         seconds = array(some["seconds"]).mean(0)
@@ -474,12 +475,12 @@ def _draw_bounds(cells: pandas.DataFrame, figure: Figure) -> None:
             values = [list(estimates.values())[k].mean(0)[at] for k in places]
             row[4].semilogx(seconds[places], values, marker, label=kind)
         row[4].set(xlabel="processor time of an estimate, s", ylim=(best - 4, best + 0.2))
-        row[4].legend(fontsize="x-small")
+        row[4].legend(fontsize=9)
 
 
 BOUNDS = Experiment(
     "evidence-bounds", "Estimates of the evidence over precisions and angles", _bounds_cells,
-    run_bounds, _bounds_claims, _draw_bounds, size=(17.5, 6.0),
+    run_bounds, _bounds_claims, _draw_bounds, size=(20.0, 8.0),
     items=(
         *(f"Figure {k}" for k in (1, 3, 4, 5, 6, 12, 13)), "Theorem 1", "Theorem 2", "Theorem 3",
         "Corollary 3.1",
@@ -656,8 +657,8 @@ def _draw_affine(cells: pandas.DataFrame, figure: Figure) -> None:
     front.set(xlabel="processor time of training, s", ylabel="test accuracy, %")
     ranges.set_xticks(range(len(_RANGES)), list(_RANGES), rotation=45)
     ranges.set_ylabel("learned range")
-    front.legend(fontsize="x-small")
-    ranges.legend(fontsize="x-small")
+    front.legend(fontsize=9)
+    ranges.legend(fontsize=9)
 
 
 AFFINE = Experiment(

@@ -15,6 +15,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from benchmarks._figures import PALETTE
 from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
@@ -261,12 +262,12 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
         axes.fill_between(x, mean - 2 * sd, mean + 2 * sd, alpha=0.25, label="± 2 deviations")
         axes.plot(x, mean, label="prediction")
         axes.plot(x[:_NUM_TRAIN], y[:_NUM_TRAIN], "k.", markersize=3, label="seen")
-        axes.plot(x[_NUM_TRAIN:], y[_NUM_TRAIN:], "r.", markersize=3, label="test")
+        axes.plot(x[_NUM_TRAIN:], y[_NUM_TRAIN:], ".", color=PALETTE[5], markersize=3, label="test")
         scores = f"LML {row[f'{name}_lml']:.1f}, test NLL {row[f'{name}_nll']:.1f} nats"
-        axes.set_title(f"{label}\n{scores}", fontsize="small")
+        axes.set_title(f"{label}\n{scores}", fontsize=9)
         axes.set_xlabel("x")
     several[0].set_ylabel("y")
-    several[0].legend(fontsize="small")
+    several[0].legend(fontsize=9)
 
 
 EXPERIMENT = Experiment(

@@ -266,7 +266,8 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     cells = cells[(cells["seed"] == cells["seed"].min()) & (cells["held"] == 0)]
     for _, row in cells[cells["start"] == 1].iterrows():
         epochs = _KEPT * np.arange(len(row["history"]))
-        course.plot(epochs, row["history"], label=f"{row['depth']} layers, {row['inputs']} inputs")
+        layers = "1 layer" if row["depth"] == 1 else f"{row['depth']} layers"
+        course.plot(epochs, row["history"], label=f"{layers}, {row['inputs']} inputs")
     course.set(xlabel="epoch", ylabel="evidence, nats a point", title=cells["data"].iloc[0])
     deep = cells[(cells["inputs"] == "raw") & (cells["depth"] == 3)]
     for name, style in (("fixed", "o-"), ("start", "k*")):
@@ -275,7 +276,7 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
         grid.semilogx(some[name], some["evidence"], style, label=label)
     grid.set(xlabel="precision", ylabel="evidence, nats a point")
     for axes in (course, grid):
-        axes.legend(fontsize="x-small")
+        axes.legend(fontsize=9)
 
 
 EXPERIMENT = Experiment(
