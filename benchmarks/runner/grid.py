@@ -196,8 +196,13 @@ def run_grid(
                             "command again with fewer jobs."
                         ) from error
         except KeyboardInterrupt:
-            saved = f"{summary.computed + summary.skipped} of {summary.total} cells are saved"
-            text = f"{saved} in {summary.path}. Run the same command again to resume."
+            # An interruption may come between the saving of a cell and its count.
+            statuses = store.stored()
+            saved = sum(statuses.get(cell.key) == "done" for cell in plan)
+            text = (
+                f"{saved} of {summary.total} cells are saved in {summary.path}. Run the same "
+                "command again to resume."
+            )
             print(f"\nInterrupted: {text}", file=sys.stderr)
             raise
         finally:
