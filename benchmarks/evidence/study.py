@@ -411,8 +411,8 @@ def _sweeps(cells: list[dict[str, Any]]) -> Iterator[Sweep]:
 
 def _study_cells(cells: pandas.DataFrame) -> pandas.DataFrame:
     # Results of an experiment of the ledger may be named like a setting of a study.
-    own = cells[cells["experiment"].isna()] if "experiment" in cells else cells
-    return own[own["study"].notna()] if "study" in own else own[:0]
+    rows = cells[cells["experiment"].isna()] if "experiment" in cells else cells
+    return rows[rows["study"].notna()] if "study" in rows else rows[:0]
 
 
 STUDY = Study(

@@ -153,6 +153,8 @@ def _reached(functions: Sequence[str]) -> list[str]:
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 # Of names that are imported together only that one counts.
                 uses = [use for use, given in zip(uses, defined, strict=True) if given == name]
+                # Another library's function under the same name is other code.
+                reached |= {f"{module}: {name} is {use}" for use in uses}
             else:
                 reached.add(f"{module}: {dumped}")
             new = {use for use in uses if use[0].partition(".")[0] in packages} - seen

@@ -94,13 +94,15 @@ def test_done_cells_are_not_computed_again(path, log):
 
 
 CELLS = """
+from math import cos as wave
+
 from some_package import other
 from some_package.source import A, words
 
 B = 1
 
 def cell(c):
-    return {"value": A + other.C}
+    return {"value": A + other.C + wave(0)}
 
 def batch(cells):
     return [{"value": B}] * len(cells)
@@ -129,6 +131,7 @@ def test_results_are_valid_until_the_code_that_computed_them_changes(path, tmp_p
         ("cells", "", "# a comment\n", [False, False]),
         ("cells", "B = 1", "B = 2", [False, True]),
         ("cells", "return words(rows)", "return rows", [False, False]),
+        ("cells", "cos", "cosh", [True, False]),
         ("source", "'some'", "'other'", [False, False]),
         ("source", "A = 1", "A = 2", [True, False]),
         ("other", "", "D = 3\n", [True, False]),
