@@ -36,6 +36,7 @@ __all__ = [
     "TargetDensity",
     "TargetPrediction",
     "target_density",
+    "tilted_moments",
 ]
 
 # A checker that does not read upstream's source knows this base.
@@ -427,19 +428,10 @@ class TargetPrediction:
         mean, variance, y = (t.double() for t in (self.latent_mean, self.latent_variance, y))
         if y.shape != mean.shape:
             raise ShapeError("targets", tuple(y.shape), str(tuple(mean.shape)))
-        t = torch.linspace(-_SINH_REACH, _SINH_REACH, _NODES, dtype=mean.dtype, device=mean.device)
-        log_step = (2 * _SINH_REACH / (_NODES - 1) * t.cosh()).log()
         values = []
         chunks = (v.flatten().split(_POINTS_AT_ONCE) for v in (mean, variance, y))
         for centre, spread, target in zip(*chunks, strict=True):
-            with torch.no_grad():
-                mode, width = _tilted_mode(density, centre, spread, target)
-                f = mode.unsqueeze(-1) + width.unsqueeze(-1) * t.sinh()
-                normal = torch.distributions.Normal(
-                    centre.unsqueeze(-1), spread.sqrt().unsqueeze(-1), False
-                )
-                terms = density.log_prob(f, target.unsqueeze(-1)) + normal.log_prob(f)
-                values.append(torch.logsumexp(terms + log_step, -1) + width.log())
+            values.append(tilted_moments(density, centre, spread, target)[0])
         return torch.cat(values).reshape(mean.shape).to(self.latent_mean)
 
     def cdf(self, values: ArrayLike) -> Tensor:
@@ -507,6 +499,41 @@ class TargetPrediction:
             return values.to(self.latent_mean)
         values = [function(self._at(some)) @ weights for some in rows.split(_POINTS_AT_ONCE)]
         return torch.cat(values).reshape(mean.shape).to(self.latent_mean)
+
+
+@torch.no_grad()
+def tilted_moments(
+    density: TargetDensity, mean: Tensor, variance: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Logarithm of the mass, mean and variance of :math:`p(y \mid f)\, \mathcal N(f; \mu, v)`.
+
+    By the trapezoidal rule on nodes around the greatest value, dense there and reaching far into
+    the tails, so that a likelihood may be far narrower or wider than the normal.
+
+    Args:
+        density: Of the targets.
+        mean: Means of latent values, ``(*batch, n)``, float64.
+        variance: Their variances.
+        y: Targets.
+    """
+    if type(density) is _Probit:  # in closed form (Rasmussen and Williams 2006, Section 3.9)
+        root = (1 + variance).sqrt()
+        at = density.derivatives(mean / root, y)
+        slope = variance / root * at.first
+        return at.log_prob, mean + slope, variance * (1 + variance / (1 + variance) * at.second)
+    t = torch.linspace(-_SINH_REACH, _SINH_REACH, _NODES, dtype=mean.dtype, device=mean.device)
+    log_step = (2 * _SINH_REACH / (_NODES - 1) * t.cosh()).log()
+    mode, width = _tilted_mode(density, mean, variance, y)
+    away = width.unsqueeze(-1) * t.sinh()
+    f = mode.unsqueeze(-1) + away
+    deviation = variance.sqrt().unsqueeze(-1)
+    normal = torch.distributions.Normal(mean.unsqueeze(-1), deviation, False).log_prob(f)
+    terms = density.log_prob(f, y.unsqueeze(-1)) + normal + log_step
+    log_mass = torch.logsumexp(terms, -1)
+    shares = (terms - log_mass.unsqueeze(-1)).exp()
+    first = (shares * away).sum(-1)
+    second = (shares * (away - first.unsqueeze(-1)).square()).sum(-1)
+    return log_mass + width.log(), mode + first, second
 
 
 def _tilted_mode(density: Any, mean: Tensor, variance: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

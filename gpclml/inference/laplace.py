@@ -17,10 +17,11 @@ All of it is computed in float64, whose digits the search for a mode and its thi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from gpclml._utils import environment
 from gpclml._utils.arguments import check_placement
-from gpclml.errors import ShapeError, UnsupportedError
+from gpclml.errors import NotConvergedError, ShapeError, UnsupportedError
 from gpclml.gram import Evaluated, Gradients, Reason, precomputed
 from gpclml.gram.autograd import fitted
 from gpclml.inference.observations import (
@@ -41,7 +42,13 @@ from gpclml.inference.observations import (
     closed_form_of,
     missing_targets,
 )
-from gpclml.likelihoods import Derivatives, TargetDensity, TargetPrediction, target_density
+from gpclml.likelihoods import (
+    Derivatives,
+    TargetDensity,
+    TargetPrediction,
+    target_density,
+    tilted_moments,
+)
 from gpclml.linalg import (
     ConditionedBlock,
     ConjugateGradients,
@@ -54,11 +61,14 @@ from gpclml.linalg import (
 from gpclml.linalg.matrices import HALF_LOG_2PI
 
 __all__ = [
+    "Approximation",
     "LatentCovariance",
     "LatentObservations",
     "Mode",
+    "Sites",
     "Starts",
     "find_mode",
+    "find_sites",
     "latent_observations",
 ]
 
@@ -68,8 +78,13 @@ _MOST_STEPS = 100  # of Newton's method, which takes about five
 _LAST_GAIN, _LAST_SLOW_GAIN = 1e-12, 1e-20
 _MATRICES = 9  # n x n at the peak of an evaluation with its gradient
 _NUMBERS_AT_ONCE = 1 << 22  # in the covariances of a batch of blocks
+_MOST_SWEEPS, _LEAST_CHANGE = 300, 1e-6  # of expectation propagation
+_LEAST_VARIANCE = 1e-300
 _LEAST_CURVATURE = 1e-13  # where it divides
 _SHORTEST = 1e-8  # share of a step that is tried before a mode is given up
+
+Approximation = Literal["laplace", "ep"]
+"""Laplace's approximation, or expectation propagation."""
 
 Starts = dict[int, Tensor]
 """Weights a of modes that were found before, by the number of points, to start from."""
@@ -276,6 +291,80 @@ def find_mode(
     return Mode(f, a, at, mean, curvature)
 
 
+class Sites(NamedTuple):
+    """Expectation propagation: each target's density replaced by a normal one of its latent value.
+
+    Attributes:
+        weights: a as of a :class:`Mode`, by which new latent values are predicted, ``(*batch, n)``.
+        curvature: Factors with the precisions of the sites in place of W.
+        cavity_mean, cavity_variance: Of latent values without their own target, ``(*batch, n)``.
+    """
+
+    weights: Tensor
+    curvature: _Curvature
+    cavity_mean: Tensor
+    cavity_variance: Tensor
+
+
+@torch.no_grad()
+def find_sites(
+    K: Tensor, mode: Mode, density: TargetDensity, targets: Tensor, observed: Tensor | None
+) -> Sites:
+    r"""Expectation propagation, all sites at once, from those of Laplace's approximation.
+
+    A site of precision :math:`\tau_i` is such that the normal without it, times the target's
+    density, has the mean and the variance of the normal with it (Minka 2001; Rasmussen and Williams
+    2006, Section 3.6). At the mode of a skewed posterior probabilities are too near to 1/2, the
+    more the larger the scale of the prior; these moments have no such bias.
+
+    Args:
+        K: Prior covariance, ``(*batch, n, n)``, float64.
+        mode: That of Laplace's approximation.
+        density: Of the targets, log-concave.
+        targets: ``(*batch, n)``.
+        observed: Which of them count; all if None.
+
+    Raises:
+        NotConvergedError: The sites still change after 300 sweeps.
+    """
+    prior_mean = mode.mean
+    precision = -mode.at.second
+    # Of z and the precision W their product, which is finite where W is zero.
+    shift = mode.at.first + precision * (mode.latent - prior_mean)
+    step, change = 1.0, math.inf
+    for _ in range(_MOST_SWEEPS):
+        last = change
+        curvature = _Curvature(K, precision, True)
+        weights = shift - curvature.times_r(K @ shift.unsqueeze(-1)).squeeze(-1)
+        _, variance = curvature.r_and_variance(K)
+        mean = prior_mean + _times(K, weights)
+        cavity_variance = variance / (1 - precision * variance)
+        cavity_mean = mean - cavity_variance * (shift - precision * (mean - prior_mean))
+        flat = (x.reshape(-1) for x in (cavity_mean, cavity_variance, targets.expand_as(mean)))
+        _, tilted_mean, tilted = (x.reshape(mean.shape) for x in tilted_moments(density, *flat))
+        new_precision = (1 / tilted - 1 / cavity_variance).clamp_min(0.0)
+        new_shift = (tilted_mean - prior_mean) / tilted - (
+            cavity_mean - prior_mean
+        ) / cavity_variance
+        if observed is not None:
+            new_precision = torch.where(observed, new_precision, 0.0)
+            new_shift = torch.where(observed, new_shift, 0.0)
+        # In deviations of the latent values, whose moments the sites are to match.
+        moved = ((tilted_mean - mean).square() / variance).sqrt() + (tilted / variance - 1).abs()
+        moved = moved if observed is None else torch.where(observed, moved, 0.0)
+        change = moved.max().item()
+        if change < _LEAST_CHANGE:
+            return Sites(weights, curvature, cavity_mean, cavity_variance)
+        # All sites at once may overshoot, and are then moved by less.
+        step = 0.7 * step if change > last else step
+        precision = precision + step * (new_precision - precision)
+        shift = shift + step * (new_shift - shift)
+    raise NotConvergedError(
+        "approximation", f"a change of {change:.1g} deviations after {_MOST_SWEEPS} sweeps",
+        f"at most {_LEAST_CHANGE:g}", "Use approximation='laplace', or a smaller outputscale.",
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class LatentObservations(Observations):
     """Targets that are not Gaussian given their latent values, with the prior of these.
@@ -285,6 +374,7 @@ class LatentObservations(Observations):
         targets: ``(*batch, n)``; any number where missing.
         mean: Prior mean of the latent values, ``(*batch, n)``.
         starts: Modes found before, from which others start; replaced by what is found.
+        approximation: That of posteriors and of single targets given all others.
     """
 
     is_gaussian = False
@@ -293,6 +383,7 @@ class LatentObservations(Observations):
     targets: Tensor = field(default=cast(Any, None))
     mean: Tensor = field(default=cast(Any, None))
     starts: Starts | None = None
+    approximation: Approximation = "laplace"
 
     def _select(self, rows: Tensor) -> LatentObservations:
         data = cast(LatentObservations, super()._select(rows))
@@ -415,6 +506,7 @@ class LatentCovariance(ExactCovariance):
         targets: ``(*batch, n)``.
         observed: Which of them count; all if None.
         starts: See :class:`LatentObservations`.
+        approximation: See :class:`LatentObservations`.
     """
 
     def __init__(
@@ -425,7 +517,9 @@ class LatentCovariance(ExactCovariance):
         targets: Tensor,
         observed: Tensor | None = None,
         starts: Starts | None = None,
+        approximation: Approximation = "laplace",
     ) -> None:
+        self.approximation: Approximation = approximation
         self.matrix, self.mean, self.targets = matrix, mean, targets
         self._density: TargetDensity = density
         self.observed, self._starts = observed, {} if starts is None else starts
@@ -441,6 +535,12 @@ class LatentCovariance(ExactCovariance):
         mode = self._mode_of(slice(None), self._starts.get(n))
         self._starts[n] = mode.weights
         return mode
+
+    @cached_property
+    def sites(self) -> Sites:
+        """Those of expectation propagation."""
+        targets = self.targets.detach().double()
+        return find_sites(self._prior, self.mode, self._density, targets, self.observed)
 
     def _mode_of(self, rows: Any, start: Tensor | None) -> Mode:
         observed = None if self.observed is None else self.observed[..., rows]
@@ -548,17 +648,18 @@ class LatentCovariance(ExactCovariance):
 
         The cavity of a latent value is its posterior without its own target's term: of the variance
         s / (1 - W s) and the mean f - v d log p / df, with the posterior variance s and v (Vehtari
-        et al. 2016, Section 3.3). Targets are averaged over it by quadrature.
+        et al. 2016, Section 3.3); expectation propagation has it already. Targets are averaged over
+        it by quadrature.
         """
         mode, rows = self.mode, rows.to(self.device)
         with torch.no_grad():
-            _, variance = mode.curvature.r_and_variance(self._prior)
-            cavity = variance / (1 - variance * mode.curvature.curvature)
-            mean = mode.latent - cavity * mode.at.first
-            cavity, mean = (
-                v[..., rows].clamp_min(1e-300) if v is cavity else v[..., rows]
-                for v in (cavity, mean)
-            )
+            if self.approximation == "ep":
+                cavity, mean = self.sites.cavity_variance, self.sites.cavity_mean
+            else:
+                _, variance = mode.curvature.r_and_variance(self._prior)
+                cavity = variance / (1 - variance * mode.curvature.curvature)
+                mean = mode.latent - cavity * mode.at.first
+            cavity, mean = cavity[..., rows].clamp_min(_LEAST_VARIANCE), mean[..., rows]
             prediction = TargetPrediction(self._density.likelihood, mean, cavity)
             log_densities = prediction.log_prob(self.targets[..., rows].double())
             if self.observed is not None:
@@ -613,7 +714,7 @@ class LatentCovariance(ExactCovariance):
 
     def predictor(self, residual: Tensor, missing: Tensor | None = None) -> Predictor:
         """What the mode says of other latent values."""
-        return _LaplacePredictor(self.mode)
+        return _LatentPredictor(self.sites if self.approximation == "ep" else self.mode)
 
     def take(self, rows: Tensor) -> LatentCovariance:
         """See :class:`~gpclml.linalg.ExactCovariance`."""
@@ -621,13 +722,18 @@ class LatentCovariance(ExactCovariance):
         observed = None if self.observed is None else self.observed[..., rows]
         return LatentCovariance(
             self.matrix[..., rows, :][..., rows], self.mean[..., rows], self._density,
-            self.targets[..., rows], observed,
+            self.targets[..., rows], observed, approximation=self.approximation,
         )  # fmt: skip
 
     def __getitem__(self, index: Any) -> LatentCovariance:
         observed = None if self.observed is None else self.observed[index]
         return LatentCovariance(
-            self.matrix[index], self.mean[index], self._density, self.targets[index], observed
+            self.matrix[index],
+            self.mean[index],
+            self._density,
+            self.targets[index],
+            observed,
+            approximation=self.approximation,
         )
 
     def diagonal(self) -> Tensor:
@@ -644,10 +750,10 @@ class LatentCovariance(ExactCovariance):
         return float(torch.linalg.cond(factor)) ** 2
 
 
-class _LaplacePredictor:
-    """What the mode says of other latent values."""
+class _LatentPredictor:
+    """What the mode, or sites, say of other latent values."""
 
-    def __init__(self, mode: Mode) -> None:
+    def __init__(self, mode: Mode | Sites) -> None:
         self._mode = mode
 
     def given(self, cross: Tensor, keep: bool = False) -> ConditionedBlock:

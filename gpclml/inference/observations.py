@@ -560,7 +560,15 @@ def training_observations(
     params = likelihood_parameters(model, likelihood)
     with settings.prior_mode(not model.training):
         prior = model(*model.train_inputs)
-    return observations(likelihood, prior, cast(Tensor, model.train_targets), *params, **kwargs)
+    targets = cast(Tensor, model.train_targets)
+    return approximated_as(model, observations(likelihood, prior, targets, *params, **kwargs))
+
+
+def approximated_as(model: torch.nn.Module, data: Observations) -> Observations:
+    """Observations that are not Gaussian, approximated as their model has it."""
+    if data.is_gaussian:
+        return data
+    return replace(cast(Any, data), approximation=getattr(model, "approximation", "laplace"))
 
 
 def likelihood_parameters(model: ExactGP, likelihood: Likelihood) -> tuple[Tensor, ...]:

@@ -25,6 +25,7 @@ from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.inference.observations import (
     Observations,
     Solver,
+    approximated_as,
     conjugate_gradients,
     evaluate_block,
     observations,
@@ -252,7 +253,8 @@ class JointPrior:
         prior = MultivariateNormal(mean, cast(Any, self.operator)[..., seen, seen])
         targets = cast(Tensor, model.train_targets).to(mean.dtype)
         likelihood = cast(Likelihood, model.likelihood)
-        return observations(likelihood, prior, targets, [_training_inputs(model)])
+        data = observations(likelihood, prior, targets, [_training_inputs(model)])
+        return approximated_as(model, data)
 
     def cross(self, rows: slice) -> LinearOperator:
         """Covariance of new points with the training points, ``(*batch, rows, n)``."""

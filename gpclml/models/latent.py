@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from gpytorch import settings
@@ -70,6 +70,8 @@ class LatentGP(RegressionGP):
     Attributes:
         train_offset: Numbers that are added to the latent values of the training points, such as
             logarithms of exposures, ``(*batch, n)``; None for none.
+        approximation: Of the posterior: ``"laplace"``, or ``"ep"`` for expectation propagation,
+            for likelihoods whose logarithm is concave. Objectives are Laplace's in both cases.
 
     Raises:
         UnsupportedError: The likelihood is Gaussian, or has not one latent value a target.
@@ -100,6 +102,7 @@ class LatentGP(RegressionGP):
 
     likelihood: Any  # ExactGP has a Gaussian one
     train_offset: Tensor | None = None
+    approximation: Literal["laplace", "ep"] = "laplace"
 
     @checked
     def __init__(
@@ -284,9 +287,13 @@ class GPClassification(_StandardizedLatentGP):
     r"""A Gaussian process classifier of two classes, 0 and 1, ready to train.
 
     :math:`p(y = 1 \mid x) = \Phi(f(x))` with the normal distribution function, or another
-    likelihood of classes, and :math:`f \sim \mathcal{GP}(m, k)` of standardized inputs. Kernels by
-    name have weak priors, which count more than the objective does where points are few:
-    log-normal ones of the lengthscales (around :math:`e^{\sqrt 2} \sqrt d` with the deviation
+    likelihood of classes, and :math:`f \sim \mathcal{GP}(m, k)` of standardized inputs. It is
+    trained by Laplace's evidence and predicts by expectation propagation: at the mode of their
+    posterior latent values are too near to zero, and probabilities of classes that are told apart
+    well too near to 1/2 (Kuss and Rasmussen 2005).
+
+    Kernels by name have weak priors, which count more than the objective does where points are
+    few: log-normal ones of the lengthscales (around :math:`e^{\sqrt 2} \sqrt d` with the deviation
     :math:`\sqrt 3` of the logarithm) and the scale (around 4 with 1.5); the mean starts at the
     frequency of class 1.
 
@@ -300,6 +307,7 @@ class GPClassification(_StandardizedLatentGP):
         mean: "constant", "zero" or "mlp", or a GPyTorch mean.
         likelihood: GPyTorch's ``BernoulliLikelihood`` if None; or
             :class:`~gpclml.likelihoods.LogisticLikelihood`.
+        approximation: Of the posterior; see :class:`LatentGP`.
         standardize: Whether to standardize inputs.
         ard: Whether named kernels have a lengthscale for each column.
         num_features: Outputs of a deep kernel's network.
@@ -330,6 +338,7 @@ class GPClassification(_StandardizedLatentGP):
         mean: str | Mean = "constant",
         likelihood: Likelihood | None = None,
         *,
+        approximation: Literal["laplace", "ep"] = "ep",
         standardize: bool = True,
         ard: bool = True,
         num_features: int = 2,
@@ -347,6 +356,7 @@ class GPClassification(_StandardizedLatentGP):
             train_x, train_y, kernel, mean, likelihood, offset=None, start=start, scale=4.0,
             standardize=standardize, ard=ard, num_features=num_features, hidden=hidden, seed=seed,
         )  # fmt: skip
+        self.approximation = approximation
 
     @staticmethod
     def _check_targets(name: str, likelihood: Likelihood, y: Tensor) -> None:
