@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,31 +17,16 @@ from benchmarks._options import check_known, check_positive, names
 from benchmarks._tables import section, table, with_error
 from benchmarks.data.classes import BINARY, COUNTS, load_labelled
 from benchmarks.study import Study
+from benchmarks.tables import class_methods, report
 from benchmarks.tables.cells import TEST_SHARE, sizes_of
-from benchmarks.tables.class_methods import (
-    AVERAGE,
-    CLASS_METHODS,
-    CLASS_PEERS,
-    COUNT_METHODS,
-    COUNT_PEERS,
-    MEMBERS,
-    Task,
-)
+from benchmarks.tables.class_methods import CLASS_METHODS, COUNT_METHODS, Task
 from benchmarks.tables.peers import Peer, missing
-from benchmarks.tables.report import (
-    case_means,
-    case_ranks,
-    format_columns,
-    over_tables,
-    size_of,
-    whole_rows,
-)
 from benchmarks.tables.scores import Array, check_finite
 from benchmarks.tables.study import Methods, MostTest, Sizes, Splits
 
 __all__ = [
-    "CLASSES", "DEVELOPMENT", "JUDGED", "calibration_errors", "make_class_grid", "run_class_cell",
-    "score_classes", "score_counts", "task_rows",
+    "CLASSES", "DEVELOPMENT", "JUDGED", "calibration_errors", "make_class_grid", "rank_among",
+    "run_class_cell", "score_classes", "score_counts", "task_rows",
 ]  # fmt: skip
 
 DEVELOPMENT = (
@@ -80,13 +65,13 @@ def task_rows(name: str, n: int, split: int, most_test: int) -> tuple[Task, Arra
     return Task(x[train], y[train], x[test], exposure[train], exposure[test], split), y[test]
 
 
-def score_classes(probabilities: Array, y: Array) -> dict[str, float]:
+def score_classes(probabilities: Array | float, y: Array) -> dict[str, float]:
     """Scores of probabilities of class 1 of m rows: ``nll``, the log loss, Brier score, accuracy.
 
     ``bin_0`` to ``bin_9`` are, of the rows whose probability is in that tenth of [0, 1], the sum of
     probabilities less the number in class 1.
     """
-    p = np.clip(probabilities, _LEAST, 1 - _LEAST)
+    p = np.clip(np.broadcast_to(probabilities, y.shape), _LEAST, 1 - _LEAST)
     bins = np.bincount((10 * p).astype(int), p - y, minlength=len(_BINS))
     scores = {
         "nll": -np.mean(np.log(np.where(y == 1, p, 1 - p))),
@@ -146,9 +131,10 @@ def run_class_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 def _predicted(method: str, name: str, *drawn: int) -> tuple[Any, float]:
     """Predictions and their seconds, kept for the average of several methods."""
     predict = _methods(name)[method].predict
-    if method == AVERAGE:
-        members, seconds = zip(*(_predicted(each, name, *drawn) for each in MEMBERS), strict=True)
-        return predict(members), sum(seconds)
+    if method == class_methods.AVERAGE:
+        members = [_predicted(each, name, *drawn) for each in class_methods.MEMBERS]
+        predictions, seconds = zip(*members, strict=True)
+        return predict(predictions), sum(seconds)
     start = time.perf_counter()
     prediction = predict(task_rows(name, *drawn)[0])
     return prediction, time.perf_counter() - start
@@ -194,13 +180,14 @@ def make_class_grid(
 
 _ABOUT = (
     "A case is a table and a number of training rows; a method's score in it is the mean over "
-    "splits. Ranks are means over cases, the last for a method that failed in a split; scores are "
-    "means over the cases of a table and then over tables. Log loss is in nats a row, of "
-    f"probabilities cut to [{_LEAST:g}, 1 - {_LEAST:g}]. The calibration error is that of ten "
-    "equal bins of the probability of class 1, the test rows of all splits of a case together. RMSE is "
-    "in units of the standard deviation of the training counts. Coverage is that of the interval "
-    "from the .05 to the .95 quantile: of few counts that is above .9. Seconds are medians of fit "
-    "and prediction, on one core with other work beside."
+    "splits. Ranks are in log loss, of each method among those of other packages and itself, means "
+    "over cases, the last where it failed in a split; scores are means over the cases of a table "
+    "and then over tables. Log loss is in nats a row, of probabilities of classes cut to "
+    f"[{_LEAST:g}, 1 - {_LEAST:g}]. The calibration error is that of ten equal bins of the "
+    "probability of class 1, the test rows of all splits of a case together. RMSE is in units of "
+    "the standard deviation of the training counts. Coverage is that of the interval from the .05 "
+    "to the .95 quantile: of few counts that is above .9. Seconds are medians of fit and "
+    "prediction, on one core with other work beside."
 )
 _FORMATS = {
     "rank": ".1f", "log loss": ".3f", "Brier": ".4f", "accuracy": ".3f", "calibration error": ".3f",
@@ -212,7 +199,8 @@ def _sections(cells: pandas.DataFrame) -> Iterator[str]:
     yield section("What the numbers are", _ABOUT)
     for kind, known in (("Classes", BINARY), ("Counts", COUNTS)):
         for half, members in (("judged", JUDGED), ("development", DEVELOPMENT)):
-            whole = whole_rows(cells[cells["table"].isin(known) & cells["table"].isin(members)])
+            chosen = cells["table"].isin(known) & cells["table"].isin(members)
+            whole = report.whole_rows(cells[chosen])
             if len(whole):
                 yield from _compare(f"{kind}, {half} tables", whole)
     failed = cells[cells["failure"] != ""]
@@ -223,42 +211,51 @@ def _sections(cells: pandas.DataFrame) -> Iterator[str]:
 
 def _compare(title: str, cells: pandas.DataFrame) -> Iterator[str]:
     """Standing, log loss against n, and differences to the best of others."""
-    listed = ", ".join(sorted(set(cells["table"])))
-    cases, splits = cells.groupby(["table", "n"]).ngroups, cells["split"].nunique()
-    standing = _standing(cells)
+    is_count = cells["table"].iloc[0] in COUNTS
+    methods = COUNT_METHODS if is_count else CLASS_METHODS
+    peers = class_methods.COUNT_PEERS if is_count else class_methods.CLASS_PEERS
+    losses = report.case_means(cells, "nll")
+    rivals = [name for name in losses if name in peers]
+    ranks = rank_among(losses, rivals).mean().sort_values()
+    metrics = {"log loss": "nll"} | (
+        {"RMSE": "rmse", "coverage 90": "coverage_90"}
+        if is_count
+        else {"Brier": "brier", "accuracy": "accuracy"}
+    )
+    columns = {"what": pandas.Series({name: methods[name].about for name in losses}), "rank": ranks}
+    for heading, metric in metrics.items():
+        columns[heading] = report.over_tables(report.case_means(cells, metric)).mean()
+    if not is_count:
+        columns["calibration error"] = report.over_tables(calibration_errors(cells)).mean()
+    grouped = cells.groupby("method")
+    columns["failures"] = grouped["failure"].agg(lambda v: int((v != "").sum()))
+    columns["seconds"] = grouped["seconds"].median()
+    standing = pandas.DataFrame(columns).loc[ranks.index].rename_axis(index="method")
     formats = {name: form for name, form in _FORMATS.items() if name in standing}
-    said = f"{listed}: {cases} cases, {splits} splits at most."
-    yield section(title, said, table(format_columns(standing, formats)))
-    losses = case_means(cells, "nll")[list(standing.index)]
+    listed, cases = ", ".join(sorted(set(cells["table"]))), len(losses)
+    said = f"{listed}: {cases} cases, {cells['split'].nunique()} splits at most."
+    yield section(title, said, table(report.format_columns(standing, formats)))
+    losses = losses[list(ranks.index)]
     said = "Means and standard errors over tables."
     yield section(f"{title}: log loss against n", said, table(_sized(losses)))
-    best = next((name for name in standing.index if name in CLASS_PEERS | COUNT_PEERS), None)
-    if best:
+    if rivals:
+        best = ranks[rivals].idxmin()
         said = (
             f"Log loss less that of {best}, which has the best mean rank of other packages' "
             "methods; means and standard errors over tables, below zero where it is better."
         )
         less = losses.drop(columns=best).sub(losses[best], axis=0)
-        yield section(f"{title}: beside the best of others", said, table(_sized(less, "+")))
+        yield section(f"{title}: beside {best}", said, table(_sized(less, "+")))
 
 
-def _standing(cells: pandas.DataFrame) -> pandas.DataFrame:
-    """A row for each method, the best in log loss first."""
-    methods = _methods(cells["table"].iloc[0])
-    ranks = case_ranks(cells, "nll").mean().sort_values()
-    columns = {"what": pandas.Series({name: methods[name].about for name in ranks.index})}
-    columns |= {"rank": ranks, "log loss": over_tables(case_means(cells, "nll")).mean()}
-    if methods is COUNT_METHODS:
-        metrics = {"RMSE": "rmse", "coverage 90": "coverage_90"}
-    else:
-        metrics = {"Brier": "brier", "accuracy": "accuracy"}
-        columns["calibration error"] = over_tables(calibration_errors(cells)).mean()
-    for name, metric in metrics.items():
-        columns[name] = over_tables(case_means(cells, metric)).mean()
-    grouped = cells.groupby("method")
-    columns["failures"] = grouped["failure"].agg(lambda v: int((v != "").sum()))
-    columns["seconds"] = grouped["seconds"].median()
-    return pandas.DataFrame(columns).loc[ranks.index].rename_axis(index="method")
+def rank_among(losses: pandas.DataFrame, rivals: Sequence[str]) -> pandas.DataFrame:
+    """Ranks of each column among these and itself, row by row; NaN, a failure, is the last."""
+    ranks = {}
+    for name in losses:
+        others = [rival for rival in rivals if rival != name]
+        better = losses[others].lt(losses[name], axis=0).sum(axis=1)
+        ranks[name] = 1 + better.where(losses[name].notna(), len(others))
+    return pandas.DataFrame(ranks)
 
 
 def calibration_errors(cells: pandas.DataFrame) -> pandas.DataFrame:
@@ -274,11 +271,11 @@ def calibration_errors(cells: pandas.DataFrame) -> pandas.DataFrame:
 
 def _sized(values: pandas.DataFrame, sign: str = "") -> pandas.DataFrame:
     """Means with standard errors over tables, a row for each method, a column for each size."""
-    sizes = values.index.get_level_values("n").map(size_of)
+    sizes = values.index.get_level_values("n").map(report.size_of)
     groups = {"all": values} | {f"n ≤ {s}": values[sizes == s] for s in sorted(set(sizes))}
     columns = {}
     for heading, group in groups.items():
-        means = over_tables(group)
+        means = report.over_tables(group)
         columns[heading] = [with_error(means[name].dropna(), sign=sign) for name in means]
     return pandas.DataFrame(columns, pandas.Index(list(values), name="method"))
 
