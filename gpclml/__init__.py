@@ -8,6 +8,7 @@ that ``import gpclml`` itself imports nothing. Everything else is in the package
 
 - ``mlls``: objectives ``mll(output, target)``; ``conditioning``: which points they hold out
 - ``models``, ``kernels``: models, kernels, means and feature maps
+- ``likelihoods``: likelihoods that are not Gaussian
 - ``tables``: estimators for tables and the command; ``laplace``: Laplace posteriors of networks
 - ``fit``: fits; ``evaluation``: scores and comparisons of models
 - ``inference``: posteriors of exact GPs; ``linalg``: densities of tensors
@@ -61,7 +62,13 @@ if TYPE_CHECKING:
         LinearEvidenceLowerBound,
         SumMarginalLogLikelihood,
     )  # fmt: skip
-    from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
+    from gpclml.models import (
+        BayesianLinearModel,
+        GPClassification,
+        GPCounts,
+        GPRegression,
+        LinearizedNetwork,
+    )  # fmt: skip
     from gpclml.tables import Regressor, StackedGP
 
 __version__ = "0.1.0"
@@ -77,6 +84,8 @@ __all__ = [
     "DeepKernelTransfer",
     "ExactMarginalLogLikelihood",
     "FitWarning",
+    "GPClassification",
+    "GPCounts",
     "GPRegression",
     "GaussianWeightPrior",
     "HeldOut",
@@ -118,7 +127,7 @@ __all__ = [
 # In the order in which a name is looked for: those that take least to import come first.
 _ROOMS = (
     "errors", "conditioning", "mlls", "models", "evaluation", "fit", "kernels",
-    "inference", "linalg", "curvature", "evidence", "laplace", "tables", "meta",
+    "inference", "linalg", "curvature", "evidence", "laplace", "tables", "meta", "likelihoods",
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from gpytorch import settings
 from gpytorch.kernels import ScaleKernel
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import ExactGP
@@ -52,6 +53,8 @@ def problem_of_predictions(
     """What is wrong with predictions of points from all others, in any member of a batch."""
     model = mll.model
     if not isinstance(model, ExactGP) or model.train_inputs is None:
+        return ""
+    if not isinstance(mll.likelihood, _GaussianLikelihoodBase):
         return ""
     targets = cast(Tensor, model.train_targets)
     solved = bool(getattr(mll, "last_solve", ()))  # where no Cholesky factor fitted
@@ -108,6 +111,8 @@ def ran_away(mll: MarginalLogLikelihood) -> str:
     model: Any = mll.model
     if not isinstance(model, ExactGP) or scores_first_points(mll):
         return ""
+    if not isinstance(mll.likelihood, _GaussianLikelihoodBase):
+        return ""  # latent values have no scale that is known
     targets = cast(Tensor, model.train_targets)
     centre = targets.nanmean().item()
     variance = (targets - centre).square().nanmean().item()
@@ -136,6 +141,8 @@ def predicts_in_its_type(mll: MarginalLogLikelihood) -> bool:
     """
     model = mll.model
     if not isinstance(model, ExactGP) or isinstance(model, GPRegression):
+        return True
+    if not isinstance(mll.likelihood, _GaussianLikelihoodBase):
         return True
     targets, inputs = cast(Tensor, model.train_targets), model.train_inputs
     if inputs is None or len(inputs) > 1 or targets.dtype != torch.float32:

@@ -37,7 +37,6 @@ from gpclml.fit.train import (
     trainable,
 )
 from gpclml.kernels.networks import reset_network
-from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import fixed_loss, fresh_loss
 from gpclml.models import find_networks
 
@@ -210,7 +209,7 @@ def _attempt(
     try:
         with torch.no_grad():
             value = -float(fixed_loss(mll))
-        road = mll.road() if isinstance(mll, ConditionalMarginalLogLikelihood) else None
+        road = cast(Any, mll).road() if hasattr(mll, "road") else None
     except (NanError, NotPSDError) as error:
         stopped = stopped or error
     return MLLFitResult(

@@ -20,6 +20,7 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from gpytorch.kernels import MultitaskKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import GaussianLikelihood, HadamardGaussianLikelihood, Likelihood
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.models import ExactGP
 from linear_operator import operators, to_linear_operator
@@ -59,7 +60,9 @@ MISSING_TERM = -0.5 * math.log(2 * math.pi)
 Solver = Literal["auto", "cholesky", "cg"] | ConjugateGradients
 """A name, or the settings of conjugate gradients."""
 
-_SMALL = 2**20  # entries of covariances for which nobody asks how much memory there is
+SMALL = 2**20
+"""Entries of covariances for which nobody asks how much memory there is."""
+
 MATRICES_AT_PEAK = 7  # of a step: those of the kernel, of the factor and of the gradient
 _VECTORS = 12  # arrays of n times the size of a block at the peak of a step of conjugate gradients
 
@@ -182,7 +185,7 @@ class Observations:
     def covariance(self) -> ExactCovariance:
         """By its structure where it has one, else dense; where that fits into memory."""
         missing, shape, numbers = self.missing, self.shape, 2 * self.shape.numel()
-        if numbers > 2 * _SMALL and lazy_kernels(self.latent) and not self._fits(numbers):
+        if numbers > 2 * SMALL and lazy_kernels(self.latent) and not self._fits(numbers):
             got, residual = f"a dense covariance of shape {tuple(shape)}", self.residual
             suggestion = "Use fewer points, or solver='cg' if the function takes a solver."
             environment.check_memory(
@@ -242,7 +245,7 @@ class Observations:
         """
         size = self.shape.numel()
         numbers = MATRICES_AT_PEAK * size
-        if solver in ("auto", "cholesky") and (size <= _SMALL or self._fits(numbers)):
+        if solver in ("auto", "cholesky") and (size <= SMALL or self._fits(numbers)):
             covariance, is_default = self.covariance, factor_dtype is None and checked
             if is_default or not isinstance(covariance, DenseCovariance):
                 return covariance
@@ -361,7 +364,7 @@ class Observations:
         """Whether missing ones are left out: not of a batch, nor of kernels that need a grid."""
         if len(self.shape) > 2:
             return False
-        if self.shape.numel() <= _SMALL or kronecker_factors(self.latent) is not None:
+        if self.shape.numel() <= SMALL or kronecker_factors(self.latent) is not None:
             return True
         return isinstance(closed_form_of(self.latent), Gram)
 
@@ -480,6 +483,10 @@ def observations(
         checked: Refuse targets that are not finite here; else they make the density NaN.
         **kwargs: Passed on to the likelihood.
     """
+    if not isinstance(likelihood, _GaussianLikelihoodBase):
+        kind, expected = type(likelihood).__name__, "a Gaussian likelihood"
+        suggestion = "A LatentGP is trained by LaplaceMarginalLogLikelihood, and predicts."
+        raise UnsupportedError("likelihood", kind, expected, suggestion)
     if not isinstance(function_dist, MultivariateNormal):
         kind = type(function_dist).__name__
         suggestion = "Pass the model's output: mll(model(x), target)."

@@ -88,10 +88,13 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
     effect.
 
     Args:
-        likelihood: A Gaussian likelihood of GPyTorch: homoskedastic, fixed noise, multitask.
+        likelihood: A Gaussian likelihood of GPyTorch: homoskedastic, fixed noise, multitask; or
+            that of a :class:`~gpclml.models.LatentGP`, by Laplace's approximation.
         model: An exact GP: of GPyTorch, or BoTorch's SingleTaskGP, MultiTaskGP,
             KroneckerMultiTaskGP. For a ModelListGP use
-            :class:`~gpclml.mlls.SumMarginalLogLikelihood`.
+            :class:`~gpclml.mlls.SumMarginalLogLikelihood`. Or a ``LatentGP``, under whose
+            likelihood the density of a held-out block is the difference of two evidences, each at
+            a mode of its own.
         conditioning: Which points are held out; see above for the default.
         factor_dtype: Type to factor covariances in; see
             :func:`gpclml.linalg.factorization_dtype`.
@@ -139,17 +142,19 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         if isinstance(model, IndependentModelList):
             suggestion = "Use gpclml.mlls.SumMarginalLogLikelihood(model.likelihood, model)."
             raise UnsupportedError("model", type(model).__name__, "one ExactGP", suggestion)
-        if not isinstance(likelihood, _GaussianLikelihoodBase):
-            suggestion = "Other likelihoods have no exact conditional density."
-            expected = "a Gaussian likelihood of GPyTorch"
-            raise UnsupportedError("likelihood", type(likelihood).__name__, expected, suggestion)
+        is_latent = not isinstance(likelihood, _GaussianLikelihoodBase)
+        if is_latent:
+            _check_latent(likelihood, model, conditioning)
         for x in model.train_inputs or ():
             if bad := int((~torch.isfinite(x)).sum()):
                 got = f"{bad} non-finite of {x.numel()} values (shape {tuple(x.shape)})"
                 suggestion = "Remove or impute those rows before building the model."
                 raise NonFiniteError("model.train_inputs", got, "finite inputs", suggestion)
         self._fixed_neighbors: Split | None = None
-        super().__init__(likelihood, model)
+        if is_latent:  # which GPyTorch's own constructor refuses
+            super(gpytorch.mlls.ExactMarginalLogLikelihood, self).__init__(likelihood, model)
+        else:
+            super().__init__(likelihood, model)
         self.solver: Solver = solver
         self.last_solve: tuple[IterativeReport, ...] = ()
         # Neighbours are those of this model's points.
@@ -158,6 +163,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         self.factor_dtype = factor_dtype
         self.seed = seed
         self._generator = seeded(seed)
+        self._starts: dict[int, Tensor] = {}  # of the modes that a line search goes through
 
     @checked(late=True)
     def forward(
@@ -186,10 +192,15 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
                 model standardizes its targets and these are not standardized.
         """
         check_targets(self.model, target)
-        checked = reads_are_free(target.device)
-        data = observations(
-            self.likelihood, function_dist, target, *params, checked=checked, **kwargs
-        )
+        if self._is_latent:
+            from gpclml.inference.laplace import latent_observations
+
+            data = latent_observations(self.likelihood, function_dist, target)
+        else:
+            checked = reads_are_free(target.device)
+            data = observations(
+                self.likelihood, function_dist, target, *params, checked=checked, **kwargs
+            )
         conditioning = self.conditioning or _DEFAULT
         # In eval mode the output is a posterior, of which all targets are scored.
         if not self.model.training:
@@ -267,12 +278,27 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         """The negative objective on the model's own data with held-out points that stay fixed."""
         model = cast(ExactGP, self.model)
         check_train_mode(model)
-        data = training_observations(model, self.likelihood, **kwargs)
-        return -self.objective_at(data, self._fixed_split(data))
+        data = self._training_observations(**kwargs)
+        return -self.objective_at(data, self._fixed_split(data), starts=self._starts)
+
+    @property
+    def _is_latent(self) -> bool:
+        """Whether targets are not Gaussian given the latent values."""
+        return not isinstance(self.likelihood, _GaussianLikelihoodBase)
+
+    def _training_observations(self, **kwargs: Any) -> Observations:
+        model = cast(ExactGP, self.model)
+        if not self._is_latent:
+            return training_observations(model, self.likelihood, **kwargs)
+        from gpclml.inference.laplace import latent_observations
+
+        prior = model(*cast(Any, model.train_inputs))
+        return latent_observations(self.likelihood, prior, cast(Tensor, model.train_targets))
 
     def train(self, mode: bool = True) -> Self:
         """As of any module; neighbours are looked up anew after it, and dropped in eval mode."""
         self._fixed_neighbors = None
+        self._starts.clear()
         if not mode and isinstance(self.conditioning, NearestNeighbors):
             self.conditioning = copy.deepcopy(self.conditioning)
         return super().train(mode)
@@ -313,7 +339,9 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
             prior = self._prior_at(torch.arange(1, device=targets.device))
             return neighbors_road(prior.lazy_covariance_matrix, size)
         with torch.no_grad():
-            data = training_observations(model, self.likelihood)
+            data = self._training_observations()
+            if self._is_latent:
+                return cast(Any, data).latent_road()
             split = data.split(copy.deepcopy(self.conditioning or _DEFAULT), seeded(self.seed))
             observed, blocks = data.at(split)
             return observed.road(self.solver, blocks)
@@ -328,13 +356,27 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         given = self.conditioning
         return isinstance(given, LastPoints | RandomOrderings) and given.m == 0
 
-    def objective_at(self, data: Observations, split: Split, *, redrawn: bool = False) -> Tensor:
+    def objective_at(
+        self,
+        data: Observations,
+        split: Split,
+        *,
+        redrawn: bool = False,
+        starts: dict[int, Tensor] | None = None,
+    ) -> Tensor:
         """The objective at given held-out points, flat target indices, ``(*batch,)``.
 
         With ``redrawn`` blocks, which the next call has others of, a batch member that has no
-        observed target in these scores 0.
+        observed target in these scores 0. Modes of latent values start from ``starts``, which take
+        up what is found.
         """
-        if split.has_neighbors:
+        if self._is_latent:
+            from gpclml.inference.laplace import held_out_evidence
+
+            seen, blocks = cast(Any, data).at(split)
+            value = held_out_evidence(seen, blocks, starts)
+            value = seen.per_held_out_target(value, blocks, redrawn=redrawn)
+        elif split.has_neighbors:
             value, self.last_solve = mean_log_density(data, split, self.factor_dtype), ()
         else:
             observed, blocks = data.at(split)
@@ -370,6 +412,10 @@ class ExactMarginalLogLikelihood(ConditionalMarginalLogLikelihood):
 
     @checked
     def __init__(self, likelihood: Likelihood, model: ExactGP) -> None:
+        if not isinstance(likelihood, _GaussianLikelihoodBase):
+            suggestion = "Use LaplaceMarginalLogLikelihood(likelihood, model), an approximation."
+            kind, expected = type(likelihood).__name__, "a Gaussian likelihood of GPyTorch"
+            raise UnsupportedError("likelihood", kind, expected, suggestion)
         super().__init__(likelihood, model, LastPoints(m=0))
 
 
@@ -400,6 +446,25 @@ class LeaveOneOutPseudoLikelihood(ConditionalMarginalLogLikelihood):
     @checked
     def __init__(self, likelihood: Likelihood, model: ExactGP) -> None:
         super().__init__(likelihood, model, LeaveOneOut())
+
+
+def _check_latent(
+    likelihood: Likelihood, model: ExactGP, conditioning: Conditioning | None
+) -> None:
+    """Refuses what Laplace's approximation has no held-out densities of."""
+    kind = type(likelihood).__name__
+    if not isinstance(model, ExactGP) or isinstance(
+        getattr(model, "likelihood", None), _GaussianLikelihoodBase
+    ):
+        suggestion = "Make the model a gpclml.models.LatentGP of that likelihood."
+        expected = "a Gaussian likelihood of GPyTorch, or a LatentGP"
+        raise UnsupportedError("likelihood", kind, expected, suggestion)
+    if isinstance(conditioning, LeaveOneOut | NearestNeighbors):
+        name = type(conditioning).__name__
+        raise UnsupportedError(
+            "conditioning", f"{name} under {kind}", "LastPoints, KFold or RandomHoldout",
+            "Each point would take a mode of its own; KFold(10) takes ten.",
+        )  # fmt: skip
 
 
 def _input_transform(model: ExactGP) -> Any:

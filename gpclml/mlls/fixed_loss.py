@@ -120,7 +120,7 @@ _WARM_UP = 2  # evaluations before the one that is recorded, in which libraries 
 _MOST_MEMBERS = 16  # of a batch, beyond which all are evaluated together
 
 
-_NEIGHBORS = "each point is given neighbours of its own"
+_OWN_ROAD = "the objective says itself"  # of neighbours, and of latent values at their mode
 
 
 class FixedLoss:
@@ -146,8 +146,8 @@ class FixedLoss:
         self._recorded: _Recorded | None = None
         self.road: Road
         self._reason = self._prepare()
-        if self._reason == _NEIGHBORS:
-            self.road = cast(ConditionalMarginalLogLikelihood, mll).road()
+        if self._reason == _OWN_ROAD:
+            self.road = cast(Any, mll).road()
         elif self._reason:
             self.road = Road("GPyTorch's evaluation", self._reason)
 
@@ -192,10 +192,12 @@ class FixedLoss:
                 return f"{type(model).__name__} has a loss of its own, compute_custom_loss"
             mll = ConditionalMarginalLogLikelihood(mll.likelihood, model, LastPoints(m=0))
         elif type(mll) not in _KNOWN:
+            if hasattr(mll, "road"):
+                return _OWN_ROAD
             return f"{type(mll).__name__} is an objective of its own"
         self._mll, self._model = cast(ConditionalMarginalLogLikelihood, mll), model
-        if isinstance(self._mll.conditioning, NearestNeighbors):
-            return _NEIGHBORS
+        if isinstance(self._mll.conditioning, NearestNeighbors) or self._mll._is_latent:
+            return _OWN_ROAD
         with torch.no_grad():
             data = training_observations(model, mll.likelihood)
             self._split = self._mll._fixed_split(data)

@@ -1,17 +1,21 @@
-"""The Laplace evidence of a network, and its stochastic lower bound, as a GPyTorch objective."""
+"""The Laplace evidence of a network or a latent GP as a GPyTorch objective."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, cast
 
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, check_positive, checked, seeded
 from gpclml._utils.environment import progress_bar
 from gpclml._utils.resuming import ResumableDraws, versions_of
+from gpclml.conditioning import LastPoints
 from gpclml.conditioning.batches import Loader, batches_of
 from gpclml.curvature import Curvature, Kronecker, Structure
 from gpclml.curvature.output_likelihoods import (
@@ -20,8 +24,10 @@ from gpclml.curvature.output_likelihoods import (
     output_likelihood,
 )
 from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.inference.observations import Road
 from gpclml.kernels.networks import check_finite_output
 from gpclml.mlls._terms import plus_priors, registered
+from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
 from gpclml.models.linear import Linearization, LinearizedNetwork
 
 __all__ = ["LaplaceEvidence", "LaplaceMarginalLogLikelihood"]
@@ -52,12 +58,18 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
     points depend on, such as parameters of augmentations. It is not differentiable in the weights,
     which are trained on the first two terms, as is usual.
 
+    Of a :class:`~gpclml.models.LatentGP` it is Laplace's approximation of the log marginal
+    likelihood at the mode of the latent values, with a gradient for all hyperparameters (Rasmussen
+    and Williams 2006, Sections 3.4 and 5.5): what
+    :class:`~gpclml.mlls.ConditionalMarginalLogLikelihood` is with ``LastPoints(m=0)``. It has its
+    data, and the other arguments and methods are those of networks.
+
     Args:
-        likelihood: ``GaussianLikelihood``, ``SoftmaxLikelihood(mixing_weights=False)`` or
-            ``BernoulliLikelihood`` (a probit) of GPyTorch. A softmax of two classes takes networks
-            of one output too, as logits.
-        model: A network with its prior.
-        num_data: Number N of points that the weights are trained on.
+        likelihood: Of a network, ``GaussianLikelihood``, ``BernoulliLikelihood`` (a probit) or
+            ``SoftmaxLikelihood(mixing_weights=False)`` of GPyTorch. A softmax of two classes takes
+            networks of one output too, as logits. Of a latent GP, its own.
+        model: A network with its prior, or a latent GP.
+        num_data: Number N of points that the weights of a network are trained on.
         curvature: A structure of :mod:`gpclml.curvature`; ``Kronecker()`` if None.
         hessian: ``"ggn"`` or ``"ef"``.
         outputs: ``"all"``, ``"single"`` or ``"column"``. The empirical Fisher always has one
@@ -81,13 +93,14 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
 
     likelihood: Likelihood
     model: LinearizedNetwork
+    _of_latent: ConditionalMarginalLogLikelihood | None
 
     @checked(temperature="() | (1,)")
     def __init__(
         self,
         likelihood: Likelihood,
-        model: LinearizedNetwork,
-        num_data: int,
+        model: LinearizedNetwork | ExactGP,
+        num_data: int | None = None,
         curvature: Structure | None = None,
         *,
         hessian: Literal["ggn", "ef"] = "ggn",
@@ -95,11 +108,25 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         temperature: float | Tensor = 1.0,
         seed: int = 0,
     ) -> None:
+        if isinstance(model, ExactGP):
+            if isinstance(likelihood, _GaussianLikelihoodBase):
+                suggestion = "Use ExactMarginalLogLikelihood, which is exact."
+                kind = type(likelihood).__name__
+                raise UnsupportedError("likelihood", kind, "one that is not Gaussian", suggestion)
+            super().__init__(likelihood, model)
+            conditional = ConditionalMarginalLogLikelihood(likelihood, model, LastPoints(m=0))
+            # Not a child: its parameters are those of this objective.
+            object.__setattr__(self, "_of_latent", conditional)
+            self._generator = seeded(seed)
+            return
+        if num_data is None:
+            raise ArgumentError("num_data", None, "the number of points a network is trained on")
         check_counts(num_data=num_data)
         check_positive(temperature=temperature)
         output_likelihood(likelihood)
         super().__init__(likelihood, model)
-        self.num_data = num_data
+        self._of_latent = None
+        self.num_data: int = num_data
         self.curvature: Structure = Kronecker() if curvature is None else curvature
         self.hessian = hessian
         self.outputs = outputs
@@ -107,12 +134,20 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         self._generator = seeded(seed)
 
     @checked(late=True)
-    def forward(self, output: Linearization, target: Tensor, **kwargs: Any) -> Tensor:
+    def forward(
+        self,
+        output: Linearization | MultivariateNormal,
+        target: Tensor,
+        *params: Any,
+        **kwargs: Any,
+    ) -> Tensor:
         """The evidence, or its stochastic bound.
 
         Args:
-            output: The model at points: all N, or a batch of them.
+            output: The model at points: all N, or a batch of them. Of a latent GP at its training
+                points.
             target: Their targets: ``(B,)`` or, of several outputs in regression, ``(B, C)``.
+            *params: Inputs, as GPyTorch's objectives are given; not used.
             **kwargs: Not used.
 
         Returns:
@@ -124,9 +159,30 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
             UnsupportedError, ModelModeError, NonFiniteError, NotPSDError: The curvature cannot be
                 computed for this network, or is not finite.
         """
+        if self._of_latent is not None:
+            return cast(Tensor, self._of_latent(output, target))
+        output = cast(Linearization, output)
         # The checks of the targets come before the curvature is computed.
         output_likelihood(self.likelihood).log_density(output.mean.detach(), target)
         return self._evidence(output.points, target, output.mean)()
+
+    def compute_custom_loss(self, **kwargs: Any) -> Tensor:
+        """The negative evidence of a latent GP, for line searches and ``fit_gpytorch_mll``.
+
+        Raises:
+            UnsupportedError: The model is a network, which has no data of its own.
+        """
+        if self._of_latent is None:
+            suggestion = "Use gpclml.Laplace, or a loop over batches."
+            raise UnsupportedError("model", "a network without data", "a LatentGP", suggestion)
+        self._of_latent.training = self.training
+        return self._of_latent.compute_custom_loss(**kwargs)
+
+    def road(self) -> Road:
+        """Which way an evaluation for a latent GP goes, and why not a faster one."""
+        return (
+            Road("Laplace's approximation") if self._of_latent is None else self._of_latent.road()
+        )
 
     @checked(late=True)
     def log_joint(self, output: Linearization, target: Tensor) -> Tensor:

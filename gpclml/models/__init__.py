@@ -1,4 +1,4 @@
-"""Models: exact Gaussian processes, linear models and networks."""
+"""Models: Gaussian processes of numbers, classes and counts, linear models and networks."""
 
 from typing import TYPE_CHECKING
 
@@ -6,6 +6,7 @@ from gpclml._utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from gpclml.models.base import find_networks
+    from gpclml.models.latent import GPClassification, GPCounts, LatentGP, TargetPrediction
     from gpclml.models.linear import (
         BayesianLinearModel,
         Linearization,
@@ -17,12 +18,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BayesianLinearModel",
+    "GPClassification",
+    "GPCounts",
     "GPRegression",
+    "LatentGP",
     "Linearization",
     "LinearizedGP",
     "LinearizedNetwork",
     "Standardizer",
+    "TargetPrediction",
     "find_networks",
 ]
 
-__getattr__ = lazy_names(__name__, __all__, ["standardize", "base", "regression", "linear"])
+__getattr__ = lazy_names(
+    __name__, __all__, ["standardize", "base", "regression", "linear", "latent"]
+)

@@ -158,7 +158,7 @@ def test_a_conditioning_subset_is_the_objective_of_its_points(solver, missing):
 
 def test_too_little_memory_is_said_before_anything_is_allocated(monkeypatch):
     monkeypatch.setattr(gpclml._utils.environment, "available_memory", lambda device: 150_000)
-    monkeypatch.setattr(gpclml.inference.observations, "_SMALL", 0)
+    monkeypatch.setattr(gpclml.inference.observations, "SMALL", 0)
     with pytest.raises(ArgumentError, match=r"'cholesky' at n = 60, which needs .* GiB"):
         value_and_gradient(objective("cholesky"))
     with pytest.warns(SolverWarning, match="n = 60: a Cholesky factor needs"):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import gpytorch
 import torch
 from gpytorch.kernels import LinearKernel, RBFKernel, SpectralMixtureKernel
-from gpytorch.likelihoods import GaussianLikelihood, LikelihoodList
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, LikelihoodList
 from matplotlib.figure import Figure
 
 import gpclml
@@ -15,6 +15,7 @@ from benchmarks.robustness.fuzz.objects import (
     Arguments,
     class_tasks,
     classes,
+    classifier,
     compared,
     draws,
     episodes,
@@ -225,6 +226,11 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "mlls.ConditionalMarginalLogLikelihood": lambda: dict(
         likelihood=(model := gp()).likelihood, model=model, conditioning=RandomHoldout(0.2),
         factor_dtype=torch.float64),
+    "likelihoods.LogNegativeBinomialLikelihood": dict,
+    "likelihoods.LogPoissonLikelihood": dict,
+    "likelihoods.LogisticLikelihood": dict,
+    "likelihoods.TargetDensity": lambda: dict(likelihood=here(BernoulliLikelihood())),
+    "likelihoods.target_density": lambda: dict(likelihood=here(BernoulliLikelihood())),
     "mlls.ConditionalMarginalLogLikelihood.forward": lambda: dict(
         self=(mll := objective()), function_dist=mll.model(inputs()),
         target=mll.model.train_targets),
@@ -247,6 +253,16 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         mll_cls=ConditionalMarginalLogLikelihood),
     "models.BayesianLinearModel": lambda: train(prior_variance=positive(2), noise=0.1),
     "models.BayesianLinearModel.predict": lambda: dict(self=linear_model(), x=inputs(3)),
+    "models.GPClassification": lambda: dict(
+        train_x=inputs(), train_y=labels(ways=2), kernel="rbf", hidden=(3,)),
+    "models.GPCounts": lambda: dict(
+        train_x=inputs(), train_y=labels(), kernel="rbf", hidden=(3,), offset=targets()),
+    "models.LatentGP": lambda: dict(
+        train_inputs=inputs(), train_targets=labels(ways=2).double(),
+        likelihood=here(BernoulliLikelihood())),
+    "models.LatentGP.predict": lambda: dict(self=classifier(), x=inputs(3)),
+    "models.TargetPrediction": lambda: dict(
+        likelihood=here(BernoulliLikelihood()), mean=normal(3), variance=positive(3)),
     "models.GPRegression": lambda: train(hidden=(3,), warm_start=False),
     "models.GPRegression.check_targets": lambda: dict(
         self=gp(), target=gp().train_targets.clone()),

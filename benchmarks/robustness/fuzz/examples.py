@@ -19,7 +19,7 @@ __all__ = ["EXAMPLES", "Example", "public_callables", "without_example"]
 _NO_ROOMS = {"curvature", "gram", "inference", "linalg"}  # trust their callers
 _MODULES = (
     "gpclml.evidence.bounds", "gpclml.evidence.sampling", "gpclml.evidence.training_speed",
-    "gpclml.kernels.networks", "gpclml.models.botorch",
+    "gpclml.kernels.networks", "gpclml.likelihoods", "gpclml.models.botorch",
 )  # fmt: skip
 """Public beside what their rooms export."""
 

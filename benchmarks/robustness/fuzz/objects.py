@@ -17,7 +17,12 @@ from gpclml.kernels.networks import MLP
 from gpclml.laplace import Laplace
 from gpclml.meta import DeepKernelTransfer, Episodes, ImageTasks, PeriodicTasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
-from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
+from gpclml.models import (
+    BayesianLinearModel,
+    GPClassification,
+    GPRegression,
+    LinearizedNetwork,
+)
 from gpclml.tables import StackedGP
 
 Arguments = dict[str, Any]
@@ -105,6 +110,11 @@ def covariance(n: int = N) -> Tensor:
 def gp(kernel: str | Kernel = "rbf") -> GPRegression:
     """A GP of :func:`inputs` and :func:`targets`."""
     return GPRegression(inputs(), targets(), kernel, warm_start=False, hidden=(3,))
+
+
+def classifier() -> GPClassification:
+    """A GP of :func:`inputs` and two classes."""
+    return GPClassification(inputs(), labels(ways=2), "rbf")
 
 
 def stack() -> StackedGP:

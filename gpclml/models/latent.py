@@ -1,0 +1,645 @@
+"""Gaussian processes of classes, counts and targets with outliers, by Laplace's approximation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy
+import torch
+from gpytorch import settings
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood, Likelihood
+from gpytorch.means import ConstantMean, Mean
+from gpytorch.models import ExactGP
+from gpytorch.priors import LogNormalPrior, NormalPrior
+from torch import Tensor
+from torch.distributions import Bernoulli, Distribution, NegativeBinomial, Poisson, StudentT
+
+from gpclml._utils.arguments import check_placement, checked, seeded
+from gpclml._utils.arrays import checked_training_data, points_as_tensor
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
+from gpclml.inference.laplace import latent_posterior
+from gpclml.inference.posterior import (
+    computed_in_double,
+    new_points,
+    posterior_settings,
+    reading,
+)
+from gpclml.kernels import DeepKernel
+from gpclml.likelihoods import (
+    LogisticLikelihood,
+    LogNegativeBinomialLikelihood,
+    LogPoissonLikelihood,
+    target_density,
+)
+from gpclml.models.base import RegressionGP
+from gpclml.models.named_parts import make_kernel, make_mean
+from gpclml.models.regression import scales_of
+from gpclml.models.standardize import Standardizer
+
+if TYPE_CHECKING:
+    from gpclml._utils.arrays import ArrayLike
+
+__all__ = ["GPClassification", "GPCounts", "LatentGP", "TargetPrediction"]
+
+_NODES = 400  # of the trapezoidal rule, whose error falls exponentially for smooth functions
+_REACH = 8.5  # deviations of a normal beyond which its mass is below 2e-17
+_CDF_NODES, _CDF_REACH = 128, 6.0
+_SINH_REACH = 6.5  # of nodes that are dense at the mode and reach 300 deviations from it
+_POINTS_AT_ONCE = 1 << 13
+# Of logarithms: a lengthscale around exp(√2) √d with the deviation √3 as BoTorch has it, and scales
+# of latent values with the deviation 1.5.
+_LOG_LENGTHSCALE, _LENGTHSCALE_DEVIATION = math.sqrt(2), math.sqrt(3)
+_SCALE_DEVIATION, _MEAN_DEVIATION = 1.5, 3.0
+_SIZE, _SIZE_DEVIATION = 5.0, 2.0  # of the negative binomial: 95 % between .1 and 250
+
+
+class LatentGP(RegressionGP):
+    r"""A Gaussian process whose targets depend on its latent values by any likelihood.
+
+    :math:`f \sim \mathcal{GP}(m, k)`, and each target :math:`y_i` has the density
+    :math:`p(y_i \mid f(x_i))` of the likelihood: classes, counts, or numbers with outliers. It is
+    subclassed as GPyTorch's ``ExactGP`` is: with a ``mean_module``, a ``covar_module`` and, where
+    the prior is another, a ``forward``. In train mode ``model(train_x)`` is the prior of the latent
+    values; in eval mode ``model(x)`` is Laplace's approximation of their posterior (Rasmussen and
+    Williams 2006, Section 3.4), and ``likelihood(model(x))`` the distribution of targets.
+
+    It is trained by :class:`~gpclml.mlls.LaplaceMarginalLogLikelihood`, or by
+    :class:`~gpclml.mlls.ConditionalMarginalLogLikelihood` with held-out points.
+
+    Args:
+        train_inputs: ``(*batch, n, d)``, or ``(n,)`` for one column.
+        train_targets: ``(*batch, n)``, such as zeros and ones of ``BernoulliLikelihood``.
+        likelihood: See :func:`gpclml.likelihoods.target_density`.
+
+    Attributes:
+        train_offset: Numbers that are added to the latent values of the training points, such as
+            logarithms of exposures, ``(*batch, n)``; None for none.
+
+    Raises:
+        UnsupportedError: The likelihood is Gaussian, or has not one latent value a target.
+        ArgumentError: A target that the likelihood does not take.
+
+    Note:
+        An evaluation of the evidence takes about five Cholesky factors of n x n. Beyond a few
+        thousand points GPyTorch's variational models are the ones to take.
+
+    Examples:
+        >>> import torch
+        >>> from gpytorch.kernels import MaternKernel, ScaleKernel
+        >>> from gpytorch.likelihoods import StudentTLikelihood
+        >>> from gpytorch.means import ConstantMean
+        >>> from gpclml import LaplaceMarginalLogLikelihood, fit_mll
+        >>> from gpclml.models import LatentGP
+        >>> class RobustGP(LatentGP):
+        ...     def __init__(self, x, y):
+        ...         super().__init__(x, y, StudentTLikelihood())
+        ...         self.mean_module = ConstantMean()
+        ...         self.covar_module = ScaleKernel(MaternKernel())
+        ...
+        >>> x = torch.linspace(0, 1, 30)
+        >>> model = RobustGP(x, (6 * x).sin() + 3 * (x > 0.97))
+        >>> result = fit_mll(LaplaceMarginalLogLikelihood(model.likelihood, model))
+        >>> mean = model.predict(x).mean
+    """
+
+    likelihood: Any  # ExactGP has a Gaussian one
+    train_offset: Tensor | None = None
+
+    @checked
+    def __init__(
+        self,
+        train_inputs: Tensor | Iterable[Tensor] | None,
+        train_targets: Tensor | None,
+        likelihood: Likelihood,
+    ) -> None:
+        density = target_density(likelihood)
+        super(ExactGP, self).__init__()  # whose own constructor takes Gaussian likelihoods alone
+        if isinstance(train_inputs, Tensor):
+            train_inputs = (train_inputs,)
+        if train_inputs is not None:
+            train_inputs = tuple(x.unsqueeze(-1) if x.ndim == 1 else x for x in train_inputs)
+            target = cast(Tensor, train_targets)
+            shape = train_inputs[0].shape[:-1]
+            if target.shape[-1:] != shape[-1:]:
+                raise ShapeError("train_targets", tuple(target.shape), str(tuple(shape)))
+            if train_inputs[0].is_floating_point() and not target.is_floating_point():
+                train_targets = target = target.to(train_inputs[0])
+            density.check_targets("train_targets", target)
+        self.train_inputs: Any = train_inputs
+        self.train_targets: Any = train_targets
+        self.likelihood = likelihood
+        self.prediction_strategy: Any = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor]) -> Any:
+        if self.train_offset is not None:
+            self.train_offset = fn(self.train_offset)
+        return super()._apply(fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> MultivariateNormal:
+        """The prior in train mode; in eval mode the posterior of latent values at any points."""
+        known = self.train_inputs
+        if self.training or known is None or settings.prior_mode.on():
+            prior = cast(MultivariateNormal, super().__call__(*args, **kwargs))
+            if self.train_offset is None or known is None:
+                return prior
+            if not (self.training or args[0] is known[0]):
+                return prior
+            mean = prior.mean + self.train_offset
+            return MultivariateNormal(mean, prior.lazy_covariance_matrix)
+        if kwargs or len(args) != 1:
+            raise UnsupportedError("model", "several inputs", "one tensor of points in eval mode")
+        x = args[0].unsqueeze(-1) if args[0].ndim == 1 else args[0]
+        with posterior_settings():
+            return latent_posterior(self, x, False, self.train_offset)
+
+    @checked
+    def predict(
+        self,
+        x: ArrayLike,
+        offset: ArrayLike | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> TargetPrediction:
+        """Predictions of targets at x, by quadrature over the posterior of each latent value.
+
+        Every module keeps its mode, so that it can be called during training.
+
+        Args:
+            x: Points, ``(*batch, m, d)``, or ``(m,)`` for one column.
+            offset: Numbers that are added to the latent values at x, such as logarithms of
+                exposures, ``(*batch, m)``.
+            progress: Whether to show a bar where there are many points; None shows it on terminals
+                and in notebooks.
+
+        Returns:
+            Mean, probabilities, quantiles and densities of the targets.
+
+        Raises:
+            ArgumentError, ShapeError, NonFiniteError: The points do not fit the training inputs, or
+                the offset does not fit the points.
+            NonFiniteError, NotPSDError: The posterior cannot be computed.
+        """
+        with reading(self):
+            points = new_points(self, x)
+            compute = partial(latent_posterior, self, marginal=True, progress=progress)
+            latent = computed_in_double(
+                self, lambda at: compute(at, offset=self.train_offset), points
+            )
+        shift = None if offset is None else _checked_offset("offset", offset, points)
+        mean = latent.mean if shift is None else latent.mean + shift
+        return TargetPrediction(self.likelihood, mean, latent.variance)
+
+
+class TargetPrediction:
+    """Distributions of single targets whose latent values are normal, by quadrature.
+
+    Args:
+        likelihood: Of the targets.
+        mean: Means of the latent values, ``(*batch, m)``.
+        variance: Their variances.
+
+    Attributes:
+        latent_mean, latent_variance: Those of the latent values.
+    """
+
+    @checked(late=True, mean="float (*batch, m)", variance="float (*batch, m)")
+    def __init__(self, likelihood: Likelihood, mean: Tensor, variance: Tensor) -> None:
+        self._likelihood: Any = likelihood
+        self.latent_mean: Tensor = mean.detach()
+        self.latent_variance: Tensor = variance.detach()
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Probabilities of the class 1, ``(*batch, m)``.
+
+        Raises:
+            UnsupportedError: The targets are no classes.
+        """
+        if type(self._likelihood) is BernoulliLikelihood:
+            margin = self.latent_mean / (1 + self.latent_variance).sqrt()
+            return torch.special.ndtr(margin)
+        if not isinstance(self._at(self.latent_mean), Bernoulli):
+            kind = type(self._likelihood).__name__
+            raise UnsupportedError("likelihood", kind, "one of the classes 0 and 1", "Use mean.")
+        return self.mean
+
+    @property
+    def mean(self) -> Tensor:
+        """Means of the targets, ``(*batch, m)``; of classes the probability of class 1."""
+        if type(self._likelihood) is BernoulliLikelihood:
+            return self.probabilities
+        if self._has_log_link:
+            return (self.latent_mean + 0.5 * self.latent_variance).exp()
+        return self._expected(lambda target: target.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """Variances of the targets, ``(*batch, m)``."""
+        mean = self.mean
+        if isinstance(self._at(self.latent_mean), Bernoulli):
+            return mean * (1 - mean)
+        if not self._has_log_link:
+            square = self._expected(lambda target: target.variance + target.mean.square())
+            return square - mean.square()
+        square = mean.square() * self.latent_variance.exp()
+        within = mean
+        if isinstance(self._likelihood, LogNegativeBinomialLikelihood):
+            within = mean + square / self._likelihood.size.detach()
+        return within + square - mean.square()
+
+    def log_prob(self, targets: ArrayLike) -> Tensor:
+        """Log predictive probabilities or densities of targets, ``(*batch, m)``."""
+        y = points_as_tensor(targets, self.latent_mean, None, "targets")
+        density = target_density(self._likelihood)
+        density.check_targets("targets", y)
+        mean, variance, y = (t.double() for t in (self.latent_mean, self.latent_variance, y))
+        if y.shape != mean.shape:
+            raise ShapeError("targets", tuple(y.shape), str(tuple(mean.shape)))
+        t = torch.linspace(-_SINH_REACH, _SINH_REACH, _NODES, dtype=mean.dtype, device=mean.device)
+        log_step = (2 * _SINH_REACH / (_NODES - 1) * t.cosh()).log()
+        values = []
+        chunks = (v.flatten().split(_POINTS_AT_ONCE) for v in (mean, variance, y))
+        for centre, spread, target in zip(*chunks, strict=True):
+            with torch.no_grad():
+                mode, width = _tilted_mode(density, centre, spread, target)
+                f = mode.unsqueeze(-1) + width.unsqueeze(-1) * t.sinh()
+                normal = torch.distributions.Normal(
+                    centre.unsqueeze(-1), spread.sqrt().unsqueeze(-1), False
+                )
+                terms = density.log_prob(f, target.unsqueeze(-1)) + normal.log_prob(f)
+                values.append(torch.logsumexp(terms + log_step, -1) + width.log())
+        return torch.cat(values).reshape(mean.shape).to(self.latent_mean)
+
+    def cdf(self, values: ArrayLike) -> Tensor:
+        """Probabilities that targets are at most these values, ``(*batch, m)``."""
+        y = points_as_tensor(values, self.latent_mean, None, "values").expand_as(self.latent_mean)
+        return self._expected(lambda target: _cdf(target, y.unsqueeze(-1)), _CDF_NODES, _CDF_REACH)
+
+    def quantile(self, probability: float) -> Tensor:
+        """The smallest values that targets are at most with a probability, ``(*batch, m)``.
+
+        Args:
+            probability: Between 0 and 1.
+
+        Raises:
+            ArgumentError: It is not.
+        """
+        if not 0 < probability < 1:
+            raise ArgumentError("probability", probability, "a number between 0 and 1")
+        if isinstance(self._at(self.latent_mean), Bernoulli):
+            return (1 - self.probabilities < probability).to(self.latent_mean)
+        # Between the quantiles at the least and the greatest latent value that count.
+        deviation = self.latent_variance.sqrt()
+        low, high = (
+            _quantile(self._at(self.latent_mean + side * _CDF_REACH * deviation), probability)
+            for side in (-1, 1)
+        )
+        low, high = torch.minimum(low, high), torch.maximum(low, high)
+        if not isinstance(self._at(self.latent_mean), Poisson | NegativeBinomial):
+            for _ in range(60):
+                middle = 0.5 * (low + high)
+                below = self.cdf(middle) < probability
+                low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+            return high
+        low = low - 1
+        while bool((high - low > 1).any()):
+            middle = (0.5 * (low + high)).floor()
+            below = self.cdf(middle) < probability
+            inside = high - low > 1
+            low = torch.where(inside & below, middle, low)
+            high = torch.where(inside & ~below, middle, high)
+        return high
+
+    @property
+    def _has_log_link(self) -> bool:
+        return type(self._likelihood) in (LogPoissonLikelihood, LogNegativeBinomialLikelihood)
+
+    def _at(self, f: Tensor) -> Distribution:
+        with torch.no_grad():
+            return self._likelihood(f)
+
+    def _expected(
+        self,
+        function: Callable[[Distribution], Tensor],
+        nodes: int = _NODES,
+        reach: float = _REACH,
+    ) -> Tensor:
+        """The mean of a function of the distribution of targets over the latent values."""
+        mean, variance = self.latent_mean.double(), self.latent_variance.double()
+        z = torch.linspace(-reach, reach, nodes, dtype=mean.dtype, device=mean.device)
+        weights = (-0.5 * z.square()).softmax(-1)
+        f = mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * z
+        rows = f.reshape(-1, nodes)
+        if mean.numel() <= _POINTS_AT_ONCE:
+            values = function(self._at(f)) @ weights
+            return values.to(self.latent_mean)
+        values = [function(self._at(some)) @ weights for some in rows.split(_POINTS_AT_ONCE)]
+        return torch.cat(values).reshape(mean.shape).to(self.latent_mean)
+
+
+def _tilted_mode(density: Any, mean: Tensor, variance: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Where p(y | f) times the normal of f is greatest, and the width there, ``(m,)`` each."""
+    precision, f = 1 / variance, mean
+
+    def value_at(f: Tensor) -> tuple[Tensor, Any]:
+        at = density.derivatives(f, y)
+        return at.log_prob - 0.5 * precision * (f - mean).square(), at
+
+    value, at = value_at(f)
+    for _ in range(50):
+        curvature = precision + (-at.second).clamp_min(0.0)
+        move = (at.first - precision * (f - mean)) / curvature
+        new_value, new_at = value_at(f + move)
+        for _ in range(40):
+            worse = ~(new_value >= value - 1e-10 * value.abs())
+            if not bool(worse.any()):
+                break
+            move = torch.where(worse, 0.5 * move, move)
+            new_value, new_at = value_at(f + move)
+        f, value, at = f + move, new_value, new_at
+        if bool((move.square() * curvature < 1e-6).all()):
+            break
+    return f, (precision + (-at.second).clamp_min(0.0)).rsqrt()
+
+
+def _scipy(distribution: Any) -> Any:
+    from scipy import stats
+
+    if isinstance(distribution, Poisson):
+        return stats.poisson(distribution.rate.double().cpu().numpy())
+    if isinstance(distribution, NegativeBinomial):
+        counts, probs = distribution.total_count, distribution.probs  # torch counts successes
+        counts, probs = torch.broadcast_tensors(counts, probs)
+        return stats.nbinom(*(t.double().cpu().numpy() for t in (counts, 1 - probs)))
+    if isinstance(distribution, Bernoulli):
+        return stats.bernoulli(distribution.probs.double().cpu().numpy())
+    if isinstance(distribution, StudentT):
+        tensors = torch.broadcast_tensors(distribution.df, distribution.loc, distribution.scale)
+        return stats.t(*(t.double().cpu().numpy() for t in tensors))
+    return None
+
+
+def _cdf(distribution: Distribution, values: Tensor) -> Tensor:
+    known = _scipy(distribution)
+    if known is None:
+        return distribution.cdf(values)
+    return torch.as_tensor(known.cdf(values.double().cpu().numpy())).to(values.device)
+
+
+def _quantile(distribution: Distribution, probability: float) -> Tensor:
+    known = _scipy(distribution)
+    like = distribution.mean
+    if known is None:
+        return distribution.icdf(torch.full_like(like, probability))
+    return torch.as_tensor(numpy.asarray(known.ppf(probability))).to(like)
+
+
+def _checked_offset(name: str, offset: ArrayLike, x: Tensor) -> Tensor:
+    """Offsets as a tensor like points, one for each."""
+    values = points_as_tensor(offset, x, None, name)
+    check_placement(name, values, x, "the inputs")
+    if values.shape != x.shape[:-1]:
+        raise ShapeError(name, tuple(values.shape), str(tuple(x.shape[:-1])))
+    if bad := int((~torch.isfinite(values)).sum()):
+        suggestion = "It is the logarithm of the exposure, which has to be positive."
+        raise NonFiniteError(name, f"{bad} non-finite values", "finite numbers", suggestion)
+    return values
+
+
+class _StandardizedLatentGP(LatentGP):
+    """A latent GP of standardized inputs with a kernel and a mean by name, and weak priors."""
+
+    @checked
+    def __init__(
+        self,
+        train_x: ArrayLike,
+        train_y: ArrayLike,
+        kernel: str | Kernel,
+        mean: str | Mean,
+        likelihood: Likelihood,
+        *,
+        offset: ArrayLike | None,
+        start: Callable[[Tensor], Tensor],
+        scale: float,
+        standardize: bool,
+        ard: bool,
+        num_features: int,
+        hidden: Sequence[int],
+        seed: int,
+    ) -> None:
+        data = checked_training_data(train_x, train_y)
+        make = Standardizer.fit if standardize else Standardizer.identity
+        units = make(data.x, dim=-2)
+        units.check_representable("train_x", power=1)
+        likelihood = likelihood.to(data.x)
+        self._check_targets("train_y", likelihood, data.y)
+        super().__init__(data.x, data.y, likelihood)
+        self.input_standardizer = units
+        self.column_names: list[str] | None = data.columns
+        if offset is not None:
+            self.train_offset = _checked_offset("offset", offset, data.x)
+        kernel = kernel.replace("-", "_") if isinstance(kernel, str) else kernel
+        is_named, generator, inputs = isinstance(kernel, str), seeded(seed), units.transform(data.x)
+        self.covar_module: Any = make_kernel(
+            kernel, inputs, data.y, generator, hidden=hidden, num_features=num_features,
+            standardize=standardize, ard=ard,
+        )  # fmt: skip
+        self.mean_module: Any = make_mean(mean, inputs, generator, hidden)
+        if isinstance(mean, str) and isinstance(self.mean_module, ConstantMean):
+            first = start(data.y)  # of each member of a batch
+            self.mean_module.initialize(constant=first)
+            prior = NormalPrior(first, torch.full_like(first, _MEAN_DEVIATION))
+            self.mean_module.register_prior("constant_prior", prior, "constant")
+        if is_named:
+            _add_priors(self.covar_module, data.x, scale)
+
+    @staticmethod
+    def _check_targets(name: str, likelihood: Likelihood, y: Tensor) -> None:
+        target_density(likelihood).check_targets(name, y)
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """The prior of latent values at points in original units, ``(*batch, n, d)``."""
+        inputs = self.input_standardizer.transform(x)
+        return MultivariateNormal(self.mean_module(inputs), self.covar_module(inputs))
+
+    def _in_original_units(self, path: str, value: Tensor) -> Tensor:
+        columns = self.input_standardizer.scale
+        is_deep = any(isinstance(kernel, DeepKernel) for kernel in self.covar_module.modules())
+        if path.endswith(".lengthscale") and value.shape == columns.shape and not is_deep:
+            return value * columns
+        return value if path.endswith(("outputscale", "constant")) else value * torch.nan
+
+
+def _add_priors(kernel: Kernel, x: Tensor, scale: float) -> None:
+    """Weak priors of a named kernel's scale and lengthscales, and a start of its scale."""
+    for module in scales_of(kernel):
+        if isinstance(module, ScaleKernel):
+            module.outputscale = scale
+            prior = LogNormalPrior(math.log(scale), _SCALE_DEVIATION).to(x)
+            module.register_prior("outputscale_prior", prior, "outputscale")
+    if any(isinstance(module, DeepKernel) for module in kernel.modules()):
+        return  # distances between features have no scale that is known
+    around = _LOG_LENGTHSCALE + 0.5 * math.log(x.shape[-1])
+    for module in kernel.modules():
+        if isinstance(module, RBFKernel | MaternKernel | RQKernel):
+            prior = LogNormalPrior(around, _LENGTHSCALE_DEVIATION).to(x)
+            module.register_prior("lengthscale_prior", prior, "lengthscale")
+
+
+class GPClassification(_StandardizedLatentGP):
+    r"""A Gaussian process classifier of two classes, 0 and 1, ready to train.
+
+    :math:`p(y = 1 \mid x) = \Phi(f(x))` with the normal distribution function, or another
+    likelihood of classes, and :math:`f \sim \mathcal{GP}(m, k)` of standardized inputs. Kernels by
+    name have weak priors, which count more than the objective does where points are few:
+    log-normal ones of the lengthscales (around :math:`e^{\sqrt 2} \sqrt d` with the deviation
+    :math:`\sqrt 3` of the logarithm) and the scale (around 4 with 1.5); the mean starts at the
+    frequency of class 1.
+
+    Args:
+        train_x: Inputs, ``(*batch, n, d)``, or ``(n,)`` for one column: a tensor, an array or a
+            data frame of numbers.
+        train_y: Classes 0 and 1, ``(*batch, n)``; numbers or booleans. For labels of other kinds
+            and for more classes use :class:`gpclml.tables.Classifier`.
+        kernel: A name as for :class:`~gpclml.models.GPRegression`, or a GPyTorch kernel, which has
+            the priors that it comes with.
+        mean: "constant", "zero" or "mlp", or a GPyTorch mean.
+        likelihood: GPyTorch's ``BernoulliLikelihood`` if None; or
+            :class:`~gpclml.likelihoods.LogisticLikelihood`.
+        standardize: Whether to standardize inputs.
+        ard: Whether named kernels have a lengthscale for each column.
+        num_features: Outputs of a deep kernel's network.
+        hidden: Widths of the hidden layers of networks.
+        seed: Seed of networks.
+
+    Raises:
+        ArgumentError: A class that is not 0 or 1, or one class alone.
+        ShapeError, NonFiniteError, UnknownNameError: As for ``GPRegression``.
+
+    Examples:
+        >>> import torch
+        >>> from sklearn.datasets import load_breast_cancer
+        >>> from gpclml import LaplaceMarginalLogLikelihood, fit_mll
+        >>> from gpclml.models import GPClassification
+        >>> x, y = load_breast_cancer(return_X_y=True)
+        >>> model = GPClassification(x[:60, :5], y[:60])
+        >>> result = fit_mll(LaplaceMarginalLogLikelihood(model.likelihood, model))
+        >>> probabilities = model.predict(x[60:, :5]).probabilities
+    """
+
+    @checked
+    def __init__(
+        self,
+        train_x: ArrayLike,
+        train_y: ArrayLike,
+        kernel: str | Kernel = "matern",
+        mean: str | Mean = "constant",
+        likelihood: Likelihood | None = None,
+        *,
+        standardize: bool = True,
+        ard: bool = True,
+        num_features: int = 2,
+        hidden: Sequence[int] = (50, 50),
+        seed: int = 0,
+    ) -> None:
+        likelihood = BernoulliLikelihood() if likelihood is None else likelihood
+
+        def start(y: Tensor) -> Tensor:
+            share = y.nanmean(-1).clamp(0.02, 0.98)
+            is_logistic = isinstance(likelihood, LogisticLikelihood)
+            return share.logit() if is_logistic else torch.special.ndtri(share)
+
+        super().__init__(
+            train_x, train_y, kernel, mean, likelihood, offset=None, start=start, scale=4.0,
+            standardize=standardize, ard=ard, num_features=num_features, hidden=hidden, seed=seed,
+        )  # fmt: skip
+
+    @staticmethod
+    def _check_targets(name: str, likelihood: Likelihood, y: Tensor) -> None:
+        bad = ~((y == 0) | (y == 1) | y.isnan())
+        suggestion = "Use gpclml.tables.Classifier for labels of any kind."
+        if bool(bad.any()):
+            got = f"{float(y[bad][0]):g} among them"
+            raise ArgumentError(name, got, "the classes 0 and 1", suggestion)
+        for label in (0, 1):
+            if bool((y != label).all(-1).any()):
+                got = f"no point of class {label}"
+                raise ArgumentError(name, got, "both classes, 0 and 1", "Give points of both.")
+        _StandardizedLatentGP._check_targets(name, likelihood, y)
+
+
+class GPCounts(_StandardizedLatentGP):
+    r"""A Gaussian process of counts: :math:`E[y \mid f] = e^{f(x) + \text{offset}}`.
+
+    Counts are negative binomial, with one size for all points that is learned, or of another
+    likelihood of counts. Inputs are standardized, and kernels by name have weak log-normal priors,
+    as in :class:`GPClassification`, the scale one around 1; so has the size, around 5. The mean
+    starts at that of the counts.
+
+    Args:
+        train_x: Inputs, ``(*batch, n, d)``, or ``(n,)`` for one column.
+        train_y: Counts, whole numbers from 0 on, ``(*batch, n)``.
+        kernel: A name as for :class:`~gpclml.models.GPRegression`, or a GPyTorch kernel.
+        mean: "constant", "zero" or "mlp", or a GPyTorch mean.
+        likelihood: :class:`~gpclml.likelihoods.LogNegativeBinomialLikelihood` if None.
+        offset: Logarithms of exposures, such as years or populations that counts are of,
+            ``(*batch, n)``; pass those of new points to :meth:`predict`.
+        standardize: Whether to standardize inputs.
+        ard: Whether named kernels have a lengthscale for each column.
+        num_features: Outputs of a deep kernel's network.
+        hidden: Widths of the hidden layers of networks.
+        seed: Seed of networks.
+
+    Raises:
+        ArgumentError: A count that is negative or not whole.
+        NonFiniteError: An offset is not finite, as the logarithm of an exposure of zero.
+        ShapeError, UnknownNameError: As for ``GPRegression``.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml import LaplaceMarginalLogLikelihood, fit_mll
+        >>> from gpclml.models import GPCounts
+        >>> x = torch.linspace(0, 1, 40, dtype=torch.float64)
+        >>> model = GPCounts(x, torch.poisson(3 * x, generator=torch.Generator().manual_seed(0)))
+        >>> result = fit_mll(LaplaceMarginalLogLikelihood(model.likelihood, model))
+        >>> high = model.predict(x).quantile(0.95)
+    """
+
+    @checked
+    def __init__(
+        self,
+        train_x: ArrayLike,
+        train_y: ArrayLike,
+        kernel: str | Kernel = "matern",
+        mean: str | Mean = "constant",
+        likelihood: Likelihood | None = None,
+        *,
+        offset: ArrayLike | None = None,
+        standardize: bool = True,
+        ard: bool = True,
+        num_features: int = 2,
+        hidden: Sequence[int] = (50, 50),
+        seed: int = 0,
+    ) -> None:
+        if likelihood is None:
+            prior = LogNormalPrior(math.log(_SIZE), _SIZE_DEVIATION)
+            likelihood = LogNegativeBinomialLikelihood(size_prior=prior)
+            likelihood.size = _SIZE
+        has_log_link = isinstance(likelihood, LogPoissonLikelihood | LogNegativeBinomialLikelihood)
+
+        def start(y: Tensor) -> Tensor:
+            mean = y.nanmean(-1) + 0.1
+            if offset is not None:
+                mean = mean / points_as_tensor(offset, y, None, "offset").exp().mean(-1)
+            # Else the number of which the softplus is the mean.
+            return mean.log() if has_log_link else mean + (-torch.expm1(-mean)).log()
+
+        super().__init__(
+            train_x, train_y, kernel, mean, likelihood, offset=offset, start=start, scale=1.0,
+            standardize=standardize, ard=ard, num_features=num_features, hidden=hidden, seed=seed,
+        )  # fmt: skip
