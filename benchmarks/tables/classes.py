@@ -182,11 +182,11 @@ _ABOUT = (
     "A case is a table and a number of training rows; a method's score in it is the mean over "
     "splits. Ranks are in log loss, of each method among those of other packages and itself, means "
     "over cases, the last where it failed in a split; scores are means over the cases of a table "
-    "and then over tables. Log loss is in nats a row, of probabilities of classes cut to "
-    f"[{_LEAST:g}, 1 - {_LEAST:g}]. The calibration error is that of ten equal bins of the "
-    "probability of class 1, the test rows of all splits of a case together. RMSE is in units of "
-    "the standard deviation of the training counts. Coverage is that of the interval from the .05 "
-    "to the .95 quantile: of few counts that is above .9. Seconds are medians of fit and "
+    "and then over tables, `-` where it failed. Log loss is in nats a row, of probabilities of "
+    f"classes cut to [{_LEAST:g}, 1 - {_LEAST:g}]. The calibration error is that of ten equal bins "
+    "of the probability of class 1, the test rows of all splits of a case together. RMSE is in "
+    "units of the standard deviation of the training counts. Coverage is that of the interval from "
+    "the .05 to the .95 quantile: of few counts that is above .9. Seconds are medians of fit and "
     "prediction, on one core with other work beside."
 )
 _FORMATS = {
@@ -224,7 +224,8 @@ def _compare(title: str, cells: pandas.DataFrame) -> Iterator[str]:
     )
     columns = {"what": pandas.Series({name: methods[name].about for name in losses}), "rank": ranks}
     for heading, metric in metrics.items():
-        columns[heading] = report.over_tables(report.case_means(cells, metric)).mean()
+        values = _without_failures(report.case_means(cells, metric))
+        columns[heading] = report.over_tables(values).mean()
     if not is_count:
         columns["calibration error"] = report.over_tables(calibration_errors(cells)).mean()
     grouped = cells.groupby("method")
@@ -258,6 +259,11 @@ def rank_among(losses: pandas.DataFrame, rivals: Sequence[str]) -> pandas.DataFr
     return pandas.DataFrame(ranks)
 
 
+def _without_failures(values: pandas.DataFrame) -> pandas.DataFrame:
+    """The same without numbers for methods that failed: means over other cases compare cases."""
+    return values.loc[:, values.notna().all()].reindex(columns=values.columns)
+
+
 def calibration_errors(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Calibration errors of the cases, from the test rows of all their splits together.
 
@@ -275,7 +281,7 @@ def _sized(values: pandas.DataFrame, sign: str = "") -> pandas.DataFrame:
     groups = {"all": values} | {f"n ≤ {s}": values[sizes == s] for s in sorted(set(sizes))}
     columns = {}
     for heading, group in groups.items():
-        means = report.over_tables(group)
+        means = report.over_tables(_without_failures(group))
         columns[heading] = [with_error(means[name].dropna(), sign=sign) for name in means]
     return pandas.DataFrame(columns, pandas.Index(list(values), name="method"))
 
