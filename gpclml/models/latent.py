@@ -456,7 +456,7 @@ class _StandardizedLatentGP(LatentGP):
             prior = NormalPrior(first, torch.full_like(first, _MEAN_DEVIATION))
             self.mean_module.register_prior("constant_prior", prior, "constant")
         if is_named:
-            _add_priors(self.covar_module, data.x, scale)
+            add_latent_priors(self.covar_module, data.x, scale)
 
     @staticmethod
     def _check_targets(name: str, likelihood: Likelihood, y: Tensor) -> None:
@@ -475,8 +475,14 @@ class _StandardizedLatentGP(LatentGP):
         return value if path.endswith(("outputscale", "constant")) else value * torch.nan
 
 
-def _add_priors(kernel: Kernel, x: Tensor, scale: float) -> None:
-    """Weak priors of a named kernel's scale and lengthscales, and a start of its scale."""
+def add_latent_priors(kernel: Kernel, x: Tensor, scale: float = 4.0) -> None:
+    """Gives scales and lengthscales of a kernel weak priors, and the scales a start.
+
+    Args:
+        kernel: Of standardized inputs; kernels by name have them already.
+        x: The inputs, for their type and number of columns.
+        scale: Start of the variance of latent values, around which its prior is.
+    """
     for module in scales_of(kernel):
         if isinstance(module, ScaleKernel):
             module.outputscale = scale
