@@ -2,31 +2,39 @@ r"""Likelihoods that are not Gaussian, and what Laplace's approximation needs of
 
 Each target depends on its own latent value f alone. :func:`target_density` gives the logarithm of
 p(y | f) and its first three derivatives with respect to f, for likelihoods of this package and of
-GPyTorch, and for a user's own by autograd.
+GPyTorch, and for a user's own by autograd. :class:`TargetPrediction` is the distribution of targets
+whose latent values are normal.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy
 import torch
 from gpytorch.constraints import Interval, Positive
 from gpytorch.likelihoods import BernoulliLikelihood, Likelihood, PoissonLikelihood
 from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
 from gpytorch.priors import Prior
 from torch import Tensor
-from torch.distributions import Bernoulli, Distribution, NegativeBinomial, Poisson
+from torch.distributions import Bernoulli, Distribution, NegativeBinomial, Poisson, StudentT
 from torch.nn.functional import logsigmoid, softplus
 
 from gpclml._utils.arguments import checked
-from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml._utils.arrays import points_as_tensor
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+
+if TYPE_CHECKING:
+    from gpclml._utils.arrays import ArrayLike
 
 __all__ = [
     "LogNegativeBinomialLikelihood",
     "LogPoissonLikelihood",
     "LogisticLikelihood",
     "TargetDensity",
+    "TargetPrediction",
     "target_density",
 ]
 
@@ -34,6 +42,11 @@ __all__ = [
 assert issubclass(_OneDimensionalLikelihood, torch.nn.Module)
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+_NODES = 400  # of the trapezoidal rule, whose error falls exponentially for smooth functions
+_REACH = 8.5  # deviations of a normal beyond which its mass is below 2e-17
+_CDF_NODES, _CDF_REACH = 128, 6.0
+_SINH_REACH = 6.5  # of nodes that are dense at the mode and reach 300 deviations from it
+_POINTS_AT_ONCE = 1 << 13
 _LARGE = 1e3  # arguments of the gamma function above which Stirling's series has all digits
 
 
@@ -347,3 +360,207 @@ def target_density(likelihood: Likelihood) -> TargetDensity:
             "Classes: BernoulliLikelihood of GPyTorch. Counts: LogNegativeBinomialLikelihood.",
         )  # fmt: skip
     return _KNOWN.get(type(likelihood), TargetDensity)(likelihood)
+
+
+class TargetPrediction:
+    """Distributions of single targets whose latent values are normal, by quadrature.
+
+    Args:
+        likelihood: Of the targets.
+        mean: Means of the latent values, ``(*batch, m)``.
+        variance: Their variances.
+
+    Attributes:
+        latent_mean, latent_variance: Those of the latent values.
+    """
+
+    @checked(late=True, mean="float (*batch, m)", variance="float (*batch, m)")
+    def __init__(self, likelihood: Likelihood, mean: Tensor, variance: Tensor) -> None:
+        self._likelihood: Any = likelihood
+        self.latent_mean: Tensor = mean.detach()
+        self.latent_variance: Tensor = variance.detach()
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Probabilities of the class 1, ``(*batch, m)``.
+
+        Raises:
+            UnsupportedError: The targets are no classes.
+        """
+        if type(self._likelihood) is BernoulliLikelihood:
+            margin = self.latent_mean / (1 + self.latent_variance).sqrt()
+            return torch.special.ndtr(margin)
+        if not isinstance(self._at(self.latent_mean), Bernoulli):
+            kind = type(self._likelihood).__name__
+            raise UnsupportedError("likelihood", kind, "one of the classes 0 and 1", "Use mean.")
+        return self.mean
+
+    @property
+    def mean(self) -> Tensor:
+        """Means of the targets, ``(*batch, m)``; of classes the probability of class 1."""
+        if type(self._likelihood) is BernoulliLikelihood:
+            return self.probabilities
+        if self._has_log_link:
+            return (self.latent_mean + 0.5 * self.latent_variance).exp()
+        return self._expected(lambda target: target.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """Variances of the targets, ``(*batch, m)``."""
+        mean = self.mean
+        if isinstance(self._at(self.latent_mean), Bernoulli):
+            return mean * (1 - mean)
+        if not self._has_log_link:
+            square = self._expected(lambda target: target.variance + target.mean.square())
+            return square - mean.square()
+        square = mean.square() * self.latent_variance.exp()
+        within = mean
+        if isinstance(self._likelihood, LogNegativeBinomialLikelihood):
+            within = mean + square / self._likelihood.size.detach()
+        return within + square - mean.square()
+
+    def log_prob(self, targets: ArrayLike) -> Tensor:
+        """Log predictive probabilities or densities of targets, ``(*batch, m)``."""
+        y = points_as_tensor(targets, self.latent_mean, None, "targets")
+        density = target_density(self._likelihood)
+        density.check_targets("targets", y)
+        mean, variance, y = (t.double() for t in (self.latent_mean, self.latent_variance, y))
+        if y.shape != mean.shape:
+            raise ShapeError("targets", tuple(y.shape), str(tuple(mean.shape)))
+        t = torch.linspace(-_SINH_REACH, _SINH_REACH, _NODES, dtype=mean.dtype, device=mean.device)
+        log_step = (2 * _SINH_REACH / (_NODES - 1) * t.cosh()).log()
+        values = []
+        chunks = (v.flatten().split(_POINTS_AT_ONCE) for v in (mean, variance, y))
+        for centre, spread, target in zip(*chunks, strict=True):
+            with torch.no_grad():
+                mode, width = _tilted_mode(density, centre, spread, target)
+                f = mode.unsqueeze(-1) + width.unsqueeze(-1) * t.sinh()
+                normal = torch.distributions.Normal(
+                    centre.unsqueeze(-1), spread.sqrt().unsqueeze(-1), False
+                )
+                terms = density.log_prob(f, target.unsqueeze(-1)) + normal.log_prob(f)
+                values.append(torch.logsumexp(terms + log_step, -1) + width.log())
+        return torch.cat(values).reshape(mean.shape).to(self.latent_mean)
+
+    def cdf(self, values: ArrayLike) -> Tensor:
+        """Probabilities that targets are at most these values, ``(*batch, m)``."""
+        y = points_as_tensor(values, self.latent_mean, None, "values").expand_as(self.latent_mean)
+        return self._expected(lambda target: _cdf(target, y.unsqueeze(-1)), _CDF_NODES, _CDF_REACH)
+
+    def quantile(self, probability: float) -> Tensor:
+        """The smallest values that targets are at most with a probability, ``(*batch, m)``.
+
+        Args:
+            probability: Between 0 and 1.
+
+        Raises:
+            ArgumentError: It is not.
+        """
+        if not 0 < probability < 1:
+            raise ArgumentError("probability", probability, "a number between 0 and 1")
+        if isinstance(self._at(self.latent_mean), Bernoulli):
+            return (1 - self.probabilities < probability).to(self.latent_mean)
+        # Between the quantiles at the least and the greatest latent value that count.
+        deviation = self.latent_variance.sqrt()
+        low, high = (
+            _quantile(self._at(self.latent_mean + side * _CDF_REACH * deviation), probability)
+            for side in (-1, 1)
+        )
+        low, high = torch.minimum(low, high), torch.maximum(low, high)
+        if not isinstance(self._at(self.latent_mean), Poisson | NegativeBinomial):
+            for _ in range(60):
+                middle = 0.5 * (low + high)
+                below = self.cdf(middle) < probability
+                low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+            return high
+        low = low - 1
+        while bool((high - low > 1).any()):
+            middle = (0.5 * (low + high)).floor()
+            below = self.cdf(middle) < probability
+            inside = high - low > 1
+            low = torch.where(inside & below, middle, low)
+            high = torch.where(inside & ~below, middle, high)
+        return high
+
+    @property
+    def _has_log_link(self) -> bool:
+        return type(self._likelihood) in (LogPoissonLikelihood, LogNegativeBinomialLikelihood)
+
+    def _at(self, f: Tensor) -> Distribution:
+        with torch.no_grad():
+            return self._likelihood(f)
+
+    def _expected(
+        self,
+        function: Callable[[Distribution], Tensor],
+        nodes: int = _NODES,
+        reach: float = _REACH,
+    ) -> Tensor:
+        """The mean of a function of the distribution of targets over the latent values."""
+        mean, variance = self.latent_mean.double(), self.latent_variance.double()
+        z = torch.linspace(-reach, reach, nodes, dtype=mean.dtype, device=mean.device)
+        weights = (-0.5 * z.square()).softmax(-1)
+        f = mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * z
+        rows = f.reshape(-1, nodes)
+        if mean.numel() <= _POINTS_AT_ONCE:
+            values = function(self._at(f)) @ weights
+            return values.to(self.latent_mean)
+        values = [function(self._at(some)) @ weights for some in rows.split(_POINTS_AT_ONCE)]
+        return torch.cat(values).reshape(mean.shape).to(self.latent_mean)
+
+
+def _tilted_mode(density: Any, mean: Tensor, variance: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Where p(y | f) times the normal of f is greatest, and the width there, ``(m,)`` each."""
+    precision, f = 1 / variance, mean
+
+    def value_at(f: Tensor) -> tuple[Tensor, Any]:
+        at = density.derivatives(f, y)
+        return at.log_prob - 0.5 * precision * (f - mean).square(), at
+
+    value, at = value_at(f)
+    for _ in range(50):
+        curvature = precision + (-at.second).clamp_min(0.0)
+        move = (at.first - precision * (f - mean)) / curvature
+        new_value, new_at = value_at(f + move)
+        for _ in range(40):
+            worse = ~(new_value >= value - 1e-10 * value.abs())
+            if not bool(worse.any()):
+                break
+            move = torch.where(worse, 0.5 * move, move)
+            new_value, new_at = value_at(f + move)
+        f, value, at = f + move, new_value, new_at
+        if bool((move.square() * curvature < 1e-6).all()):
+            break
+    return f, (precision + (-at.second).clamp_min(0.0)).rsqrt()
+
+
+def _scipy(distribution: Any) -> Any:
+    from scipy import stats
+
+    if isinstance(distribution, Poisson):
+        return stats.poisson(distribution.rate.double().cpu().numpy())
+    if isinstance(distribution, NegativeBinomial):
+        counts, probs = distribution.total_count, distribution.probs  # torch counts successes
+        counts, probs = torch.broadcast_tensors(counts, probs)
+        return stats.nbinom(*(t.double().cpu().numpy() for t in (counts, 1 - probs)))
+    if isinstance(distribution, Bernoulli):
+        return stats.bernoulli(distribution.probs.double().cpu().numpy())
+    if isinstance(distribution, StudentT):
+        tensors = torch.broadcast_tensors(distribution.df, distribution.loc, distribution.scale)
+        return stats.t(*(t.double().cpu().numpy() for t in tensors))
+    return None
+
+
+def _cdf(distribution: Distribution, values: Tensor) -> Tensor:
+    known = _scipy(distribution)
+    if known is None:
+        return distribution.cdf(values)
+    return torch.as_tensor(known.cdf(values.double().cpu().numpy())).to(values.device)
+
+
+def _quantile(distribution: Distribution, probability: float) -> Tensor:
+    known = _scipy(distribution)
+    like = distribution.mean
+    if known is None:
+        return distribution.icdf(torch.full_like(like, probability))
+    return torch.as_tensor(numpy.asarray(known.ppf(probability))).to(like)

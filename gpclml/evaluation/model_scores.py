@@ -18,6 +18,7 @@ from gpclml._utils.arguments import all_finite, check_finite, checked
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 from gpclml.evaluation.scores import learning_curve
+from gpclml.inference.laplace import LatentCovariance
 from gpclml.inference.observations import training_observations
 from gpclml.inference.units import Units, units_of_targets
 from gpclml.linalg import DenseCovariance, ExactCovariance
@@ -277,7 +278,7 @@ def observed_gaussian(
     data = training_observations(model)
     if prior_scale != 1.0:
         # Only the function varies more; noise that is not apart cannot be kept as it is.
-        if data.independent_noise is None:
+        if data.independent_noise is None and data.is_gaussian:
             got = f"{type(model.likelihood).__name__} with correlated noise"
             raise UnsupportedError("model.likelihood", got, "independent noise")
         latent = data.latent.evaluate_kernel()
@@ -297,6 +298,9 @@ def _leave_one_out(covariance: ExactCovariance, residual: Tensor) -> tuple[Tenso
     rows = torch.arange(len(residual))
     mean, variance = (values.double() for values in covariance.leave_one_out(residual, rows))
     error = residual.double() - mean
+    if isinstance(covariance, LatentCovariance):
+        log_densities = covariance.block_log_densities(residual, [rows.unsqueeze(-1)])
+        return log_densities.double(), error, variance
     normal = Normal(torch.zeros_like(error), variance.sqrt(), validate_args=False)
     return normal.log_prob(error), error, variance
 

@@ -18,14 +18,13 @@ All of it is computed in float64, whose digits the search for a mode and its thi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, cast
 
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods import Likelihood
-from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._utils import environment
@@ -38,22 +37,29 @@ from gpclml.inference.observations import (
     SMALL,
     Observations,
     Road,
+    Solver,
     closed_form_of,
     missing_targets,
 )
-from gpclml.inference.posterior import JointPrior, posterior_given
-from gpclml.inference.units import PosteriorNormal
-from gpclml.likelihoods import Derivatives, TargetDensity, target_density
-from gpclml.linalg import ConditionedBlock, safe_cholesky, take
+from gpclml.likelihoods import Derivatives, TargetDensity, TargetPrediction, target_density
+from gpclml.linalg import (
+    ConditionedBlock,
+    ConjugateGradients,
+    DenseCovariance,
+    ExactCovariance,
+    Predictor,
+    safe_cholesky,
+    take,
+)
+from gpclml.linalg.matrices import HALF_LOG_2PI
 
 __all__ = [
+    "LatentCovariance",
     "LatentObservations",
     "Mode",
     "Starts",
     "find_mode",
-    "held_out_evidence",
     "latent_observations",
-    "latent_posterior",
 ]
 
 _MOST_STEPS = 100  # of Newton's method, which takes about five
@@ -61,6 +67,8 @@ _MOST_STEPS = 100  # of Newton's method, which takes about five
 # the mode is then squared once more. Other steps gain a constant share of what is left.
 _LAST_GAIN, _LAST_SLOW_GAIN = 1e-12, 1e-20
 _MATRICES = 9  # n x n at the peak of an evaluation with its gradient
+_NUMBERS_AT_ONCE = 1 << 22  # in the covariances of a batch of blocks
+_LEAST_CURVATURE = 1e-13  # where it divides
 _SHORTEST = 1e-8  # share of a step that is tried before a mode is given up
 
 Starts = dict[int, Tensor]
@@ -79,7 +87,6 @@ class _Curvature:
     """
 
     def __init__(self, K: Tensor, W: Tensor, is_positive: bool) -> None:
-        self._matrix = K
         self.root = W.clamp_min(0.0).sqrt()
         B = (self.root.unsqueeze(-1) * K).mul_(self.root.unsqueeze(-2))
         B.diagonal(dim1=-2, dim2=-1).add_(1.0)
@@ -90,17 +97,17 @@ class _Curvature:
         self.is_definite: Tensor | bool = True
         self._log_det: Tensor | float = 0.0
         if not is_positive and bool((W < 0).any()):
-            self._subtract(W)
+            self._subtract(K, W)
 
     @property
     def log_det(self) -> Tensor:
         """Logarithm of the determinant of I + K W, ``(*batch,)``."""
         return self._log_det + 2 * self.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
-    def _subtract(self, W: Tensor) -> None:
+    def _subtract(self, K: Tensor, W: Tensor) -> None:
         """Takes negative W into account: a correction by a second factor."""
-        V = self.whitened(self._matrix)
-        covariance = self._matrix - V.mT @ V  # with zero in place of negative W
+        V = self.whitened(K)
+        covariance = K - V.mT @ V  # with zero in place of negative W
         root = (-W).clamp_min(0.0).sqrt()
         C = -root.unsqueeze(-1) * covariance * root.unsqueeze(-2)
         C.diagonal(dim1=-2, dim2=-1).add_(1.0)
@@ -133,14 +140,14 @@ class _Curvature:
         W = self.curvature.unsqueeze(-1)
         return W * (columns - self._covariance @ (W * columns))
 
-    def r_and_variance(self) -> tuple[Tensor, Tensor]:
+    def r_and_variance(self, K: Tensor) -> tuple[Tensor, Tensor]:
         """The matrix R, ``(*batch, n, n)``, and variances of latent values, ``(*batch, n)``."""
         W = self.curvature
         if self._covariance is None:
             T = torch.cholesky_inverse(self.factor)
             # The difference keeps no digits where W is tiny, nor does a gradient there need any.
             reduced = (1 - T.diagonal(dim1=-2, dim2=-1)) / W
-            prior = self._matrix.diagonal(dim1=-2, dim2=-1)
+            prior = K.diagonal(dim1=-2, dim2=-1)
             variance = torch.where(W > 0, reduced, prior).clamp_min(0.0).minimum(prior)
             return self.root.unsqueeze(-1) * T * self.root.unsqueeze(-2), variance
         R = -W.unsqueeze(-1) * self._covariance * W.unsqueeze(-2)
@@ -186,7 +193,7 @@ class Mode:
             ``(*batch, n, n)`` (symmetric), ``(*batch, n)``, and what log density, first and second
             derivative of each target are weighted by, ``(*batch, n)`` each.
         """
-        R, variance = self.curvature.r_and_variance()
+        R, variance = self.curvature.r_and_variance(K)
         slope = 0.5 * variance * self.at.third  # of -log |I + K W| / 2 by the mode
         implicit = slope - _times(R, _times(K, slope))  # (I + W K)⁻¹ times it
         a = self.weights
@@ -232,8 +239,10 @@ def find_mode(
     if start is not None and start.shape == a.shape:
         started = mean + _times(K, start)
         other, at_start = log_joint(start, started)
-        if bool((other > value).all()):
-            a, f, value, at = start, started, other, at_start
+        better = other > value
+        ahead = better.unsqueeze(-1)
+        a, f, value = a.where(~ahead, start), f.where(~ahead, started), value.where(~better, other)
+        at = Derivatives(*(x.where(~ahead, y) for x, y in zip(at, at_start, strict=True)))
     curvature = _Curvature(K, -at.second, density.is_log_concave)
     for _ in range(_MOST_STEPS):
         b = curvature.curvature * (f - mean) + at.first
@@ -275,11 +284,15 @@ class LatentObservations(Observations):
         density: Log density of the targets.
         targets: ``(*batch, n)``; any number where missing.
         mean: Prior mean of the latent values, ``(*batch, n)``.
+        starts: Modes found before, from which others start; replaced by what is found.
     """
+
+    is_gaussian = False
 
     density: TargetDensity = field(default=cast(Any, None))
     targets: Tensor = field(default=cast(Any, None))
     mean: Tensor = field(default=cast(Any, None))
+    starts: Starts | None = None
 
     def _select(self, rows: Tensor) -> LatentObservations:
         data = cast(LatentObservations, super()._select(rows))
@@ -290,9 +303,46 @@ class LatentObservations(Observations):
         return False  # they have no density, and change no other
 
     @cached_property
-    def matrix(self) -> Tensor:
-        """Prior covariance of the latent values, ``(*batch, n, n)``, differentiable."""
-        return replace(self, missing=None).covariance.to_dense()
+    def covariance(self) -> LatentCovariance:
+        """By Laplace's approximation, whatever the structure of the prior covariance."""
+        size = self.shape.numel()
+        if size > SMALL:
+            environment.check_memory(
+                "model", f"{self.shape[-1]} points", _MATRICES * size, torch.float64,
+                self.mean.device, "Use fewer points, or a variational GP of GPyTorch.",
+            )  # fmt: skip
+        given = {entry.name: getattr(self, entry.name) for entry in fields(Observations)}
+        prior = Observations(**{**given, "missing": None}).covariance.to_dense()
+        observed = None if self.missing is None else ~self.missing
+        return LatentCovariance(prior, self.mean, self.density, self.targets, observed, self.starts)
+
+    def covariance_by(
+        self,
+        solver: Solver,
+        blocks: Sequence[Tensor],
+        factor_dtype: torch.dtype | None = None,
+        *,
+        checked: bool = True,
+    ) -> LatentCovariance:
+        """The same by any solver but conjugate gradients, which know no mode."""
+        if solver not in ("auto", "cholesky"):
+            suggestion = "Use fewer points, or a variational GP of GPyTorch."
+            raise UnsupportedError(
+                "solver", "conjugate gradients", "a Cholesky factor of a LatentGP", suggestion
+            )
+        return self.covariance
+
+    def iterative(self, settings: ConjugateGradients) -> Any:
+        """Refuses what has no mode by conjugate gradients."""
+        return self.covariance_by(settings, [])
+
+    def member(self, index: int | slice) -> Observations:
+        """Refuses what batches of models are fitted by.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError("models", "a LatentGP", "GPs of numbers", "Fit it by fit_mll.")
 
     def per_held_out_target(
         self, value: Tensor, blocks: Sequence[Tensor], *, redrawn: bool = False
@@ -303,13 +353,12 @@ class LatentObservations(Observations):
         constant = 0.0 if missing is None else MISSING_TERM * missing
         return super().per_held_out_target(value + constant, blocks, redrawn=redrawn)
 
-    def latent_road(self) -> Road:
+    def road(self, solver: Solver, blocks: Sequence[Tensor]) -> Road:
         """Which way an evaluation goes, and why not a faster one."""
         gram = closed_form_of(self.latent, dense=True)
-        kernel, reason = ("GPyTorch's kernel", gram.text) if isinstance(gram, Reason) else (
-            "closed form", ""
-        )  # fmt: skip
-        return Road(f"{kernel}, Laplace's approximation", reason)
+        if isinstance(gram, Reason):
+            return Road("GPyTorch's kernel, Laplace's approximation", gram.text)
+        return Road("closed form, Laplace's approximation")
 
 
 def latent_observations(
@@ -354,80 +403,245 @@ def latent_observations(
     )  # fmt: skip
 
 
-def held_out_evidence(
-    data: LatentObservations, blocks: Sequence[Tensor], starts: Starts | None = None
-) -> Tensor:
-    r"""The sum over blocks of log p(y_B | y_{-B}), each the difference of two evidences.
+class LatentCovariance(ExactCovariance):
+    """Densities of targets by Laplace's approximation, with the interface of a covariance.
 
-    Of all points as one block it is the log evidence itself. The cost is that of a mode for all
-    points and one for each block's others, about five factorizations each.
+    The residuals that its methods are given count nowhere: targets and prior mean are its own.
 
     Args:
-        data: The targets and their prior.
-        blocks: Indices, ``(k_i, b_i)``.
-        starts: Modes found before, from which this one starts; replaced by what it finds.
-
-    Returns:
-        Nats, ``(*batch,)``, differentiable in the prior's mean and covariance and in
-        hyperparameters of the likelihood.
+        matrix: Prior covariance of the latent values, ``(*batch, n, n)``, differentiable.
+        mean: Their prior mean, ``(*batch, n)``.
+        density: Of the targets.
+        targets: ``(*batch, n)``.
+        observed: Which of them count; all if None.
+        starts: See :class:`LatentObservations`.
     """
-    size, count = data.shape.numel(), sum(len(group) for group in blocks)
-    if size > SMALL:
-        environment.check_memory(
-            "model", f"{data.shape[-1]} points", (_MATRICES + count) * size, torch.float64,
-            data.mean.device, "Use fewer points, or a variational GP of GPyTorch.",
+
+    def __init__(
+        self,
+        matrix: Tensor,
+        mean: Tensor,
+        density: TargetDensity,
+        targets: Tensor,
+        observed: Tensor | None = None,
+        starts: Starts | None = None,
+    ) -> None:
+        self.matrix, self.mean, self.targets = matrix, mean, targets
+        self._density: TargetDensity = density
+        self.observed, self._starts = observed, {} if starts is None else starts
+        self.shape, self.dtype, self.device = matrix.shape, matrix.dtype, matrix.device
+        # What modes are searched with.
+        self._prior: Tensor = matrix.detach().double()
+        self._prior_mean: Tensor = mean.detach().double()
+
+    @cached_property
+    def mode(self) -> Mode:
+        """That of all latent values."""
+        n = self.shape[-1]
+        mode = self._mode_of(slice(None), self._starts.get(n))
+        self._starts[n] = mode.weights
+        return mode
+
+    def _mode_of(self, rows: Any, start: Tensor | None) -> Mode:
+        observed = None if self.observed is None else self.observed[..., rows]
+        return find_mode(
+            self._rows(rows), self._prior_mean[..., rows], self._density,
+            self.targets[..., rows].detach().double(), observed, start,
         )  # fmt: skip
-    matrix, mean, density = data.matrix, data.mean, data.density
-    K, prior_mean, targets = (t.detach().double() for t in (matrix, mean, data.targets))
-    observed, n = None if data.missing is None else ~data.missing, K.shape[-1]
-    known = {} if starts is None else starts
-    whole = find_mode(K, prior_mean, density, targets, observed, known.get(n))
-    known[n] = whole.weights
-    value = torch.zeros_like(whole.log_evidence)
-    modes: list[tuple[float, Mode, Tensor | None]] = [(float(count), whole, None)]
-    for group in blocks:
-        for block in group:
-            value = value + whole.log_evidence
-            kept = torch.ones(n, dtype=torch.bool)
-            kept[block] = False
-            if not bool(kept.any()):
-                continue
-            others = kept.nonzero().squeeze(-1).to(K.device)
-            mode = find_mode(
-                K[..., others, :][..., others], prior_mean[..., others], density,
-                targets[..., others], None if observed is None else observed[..., others],
-                whole.weights[..., others],
-            )  # fmt: skip
-            value = value - mode.log_evidence
-            modes.append((-1.0, mode, others))
 
-    def vjp(grad: Tensor) -> Gradients:
-        grad_matrix, grad_mean = torch.zeros_like(K), torch.zeros_like(prior_mean)
-        gradients: Gradients = []
-        for sign, mode, others in modes:
-            weight = (sign * grad).unsqueeze(-1)
-            rows = slice(None) if others is None else others
-            block = K if others is None else K[..., others, :][..., others]
-            matrix_term, mean_term, of_targets = mode.gradients(block)
-            matrix_term = (weight.unsqueeze(-1) * matrix_term).sum_to_size(block.shape)
-            mean_term = (weight * mean_term).sum_to_size(prior_mean[..., rows].shape)
-            if others is None:
-                grad_matrix, grad_mean = grad_matrix + matrix_term, grad_mean + mean_term
-            else:
-                grad_matrix[..., others.unsqueeze(-1), others] += matrix_term
-                grad_mean[..., others] += mean_term
-            seen = None if observed is None else observed[..., rows]
-            weights = [weight * term for term in of_targets]
-            if seen is not None:
-                weights = [torch.where(seen, term, 0.0) for term in weights]
-            gradients += density.parameter_gradients(
-                mode.latent, targets[..., rows], cast(Any, tuple(weights))
+    def _rows(self, rows: Any) -> Tensor:
+        return self._prior[..., rows, :][..., rows]
+
+    def _others(self, block: Tensor) -> tuple[Tensor, Mode | None]:
+        """The points outside a block, and their mode; None where there are none."""
+        kept = torch.ones(self.shape[-1], dtype=torch.bool)
+        kept[block] = False
+        others = kept.nonzero().squeeze(-1).to(self.device)
+        if not len(others):
+            return others, None
+        return others, self._mode_of(others, self.mode.weights[..., others])
+
+    def held_out_log_density(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        r"""The sum over blocks of log p(y_B | y_{-B}), each the difference of two evidences.
+
+        It is differentiable in the prior's mean and covariance and in hyperparameters of the
+        likelihood. The cost is that of a mode for all points and one for each block's others, about
+        five factorizations each.
+        """
+        flat = [block for group in blocks for block in group.reshape(-1, group.shape[-1])]
+        value = len(flat) * self.mode.log_evidence
+        modes: list[tuple[float, Any, Mode]] = [(float(len(flat)), slice(None), self.mode)]
+        for block in flat:
+            others, mode = self._others(block)
+            if mode is not None:
+                value = value - mode.log_evidence
+                modes.append((-1.0, others, mode))
+        matrix, mean = self.matrix, self.mean
+
+        def vjp(grad: Tensor) -> Gradients:
+            grad_matrix, grad_mean = (
+                torch.zeros_like(self._prior),
+                torch.zeros_like(self._prior_mean),
             )
-        pairs = [(matrix, grad_matrix), (mean, grad_mean), *gradients]
-        return [(t, fitted(g, t)) for t, g in pairs if t.requires_grad]
+            gradients: Gradients = []
+            for sign, rows, mode in modes:
+                weight = (sign * grad).unsqueeze(-1)
+                block = self._rows(rows)
+                matrix_term, mean_term, of_targets = mode.gradients(block)
+                matrix_term = (weight.unsqueeze(-1) * matrix_term).sum_to_size(block.shape)
+                mean_term = (weight * mean_term).sum_to_size(grad_mean[..., rows].shape)
+                if isinstance(rows, slice):
+                    grad_matrix, grad_mean = grad_matrix + matrix_term, grad_mean + mean_term
+                else:
+                    grad_matrix[..., rows.unsqueeze(-1), rows] += matrix_term
+                    grad_mean[..., rows] += mean_term
+                weights = tuple(weight * term for term in of_targets)
+                if self.observed is not None:
+                    seen = self.observed[..., rows]
+                    weights = tuple(torch.where(seen, term, 0.0) for term in weights)
+                targets = self.targets[..., rows].detach().double()
+                gradients += self._density.parameter_gradients(
+                    mode.latent, targets, cast(Any, weights)
+                )
+            pairs = [(matrix, grad_matrix), (mean, grad_mean), *gradients]
+            return [(t, fitted(g, t)) for t, g in pairs if t.requires_grad]
 
-    tensors = [t for t in (matrix, mean, *density.parameters) if t.requires_grad]
-    return precomputed(Evaluated(value, tensors, vjp), mean.dtype)
+        tensors = [t for t in (matrix, mean, *self._density.parameters) if t.requires_grad]
+        return precomputed(Evaluated(value, tensors, vjp), mean.dtype)
+
+    def block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        """By a mode for each block's others; single points by their cavities, from one mode.
+
+        Gradients are those of :meth:`held_out_log_density`; without any, blocks of one size are
+        evaluated together.
+        """
+        values = []
+        for group in blocks:
+            if group.shape[-1] == 1 and len(group) > 1:
+                values.append(self._cavity(group.squeeze(-1))[0])
+            elif torch.is_grad_enabled() or len(self.shape) > 2 or len(group) == 1:
+                values += [
+                    self.held_out_log_density(residual, [block.unsqueeze(0)]).unsqueeze(-1)
+                    for block in group
+                ]
+            else:
+                at_once = max(1, _NUMBERS_AT_ONCE // self.shape.numel())
+                values += [self._conditionals(some) for some in group.split(at_once)]
+        return torch.cat(values, -1)
+
+    def _conditionals(self, blocks: Tensor) -> Tensor:
+        """Log densities of blocks of one size given their others, ``(k,)``, without gradients."""
+        kept = torch.ones(len(blocks), self.shape[-1], dtype=torch.bool)
+        kept.scatter_(1, blocks.cpu(), False)
+        rows = kept.nonzero()[:, 1].reshape(len(blocks), -1).to(self.device)
+        if not rows.numel():
+            return self.mode.log_evidence.expand(len(blocks)).to(self.dtype)
+        others = find_mode(
+            self._prior[rows.unsqueeze(-1), rows.unsqueeze(-2)], self._prior_mean[rows],
+            self._density, self.targets[rows].double(),
+            None if self.observed is None else self.observed[rows], self.mode.weights[rows],
+        )  # fmt: skip
+        return (self.mode.log_evidence - others.log_evidence).to(self.dtype)
+
+    def _cavity(self, rows: Tensor) -> tuple[Tensor, TargetPrediction]:
+        """Log densities of single targets given all others, and their predictions.
+
+        The cavity of a latent value is its posterior without its own target's term: of the variance
+        s / (1 - W s) and the mean f - v d log p / df, with the posterior variance s and v (Vehtari
+        et al. 2016, Section 3.3). Targets are averaged over it by quadrature.
+        """
+        mode, rows = self.mode, rows.to(self.device)
+        with torch.no_grad():
+            _, variance = mode.curvature.r_and_variance(self._prior)
+            cavity = variance / (1 - variance * mode.curvature.curvature)
+            mean = mode.latent - cavity * mode.at.first
+            cavity, mean = (
+                v[..., rows].clamp_min(1e-300) if v is cavity else v[..., rows]
+                for v in (cavity, mean)
+            )
+            prediction = TargetPrediction(self._density.likelihood, mean, cavity)
+            log_densities = prediction.log_prob(self.targets[..., rows].double())
+            if self.observed is not None:
+                log_densities = torch.where(self.observed[..., rows], log_densities, MISSING_TERM)
+        return log_densities.to(self.dtype), prediction
+
+    def leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Means, less those of the prior's latent values, and variances of single targets."""
+        _, prediction = self._cavity(rows)
+        mean = prediction.mean - self._prior_mean[..., rows.to(self.device)]
+        return mean.to(self.dtype), prediction.variance.to(self.dtype)
+
+    def sequential(self, residual: Tensor, orders: Tensor | None = None) -> Tensor:
+        r"""Learning curves, whose sums are the log evidence.
+
+        Targets are replaced by :math:`z = f + W^{-1} \nabla \log p(y \mid f)` with the noise
+        :math:`W^{-1}` at the mode of all: a Gaussian model that has the same posterior. Its density
+        of each z given those before is then that of y up to the ratio
+        :math:`p(y \mid f) / \mathcal N(z \mid f, W^{-1})` (Rasmussen and Williams 2006, Section
+        3.4). Where W is negative, n evidences a curve are subtracted from each other.
+        """
+        mode, n = self.mode, self.shape[-1]
+        W = mode.curvature.curvature
+        if bool((W >= 0).all()):
+            W = W.clamp_min(_LEAST_CURVATURE)
+            away = mode.at.first / W
+            ratio = mode.at.log_prob + 0.5 * (W * away.square() - W.log()) + HALF_LOG_2PI
+            pseudo = DenseCovariance(self._prior + torch.diag_embed(1 / W))
+            z = mode.latent + away - self._prior_mean
+            order = torch.arange(n).unsqueeze(0) if orders is None else orders
+            return (pseudo.sequential(z, order) + ratio[..., order.to(self.device)]).to(self.dtype)
+        orders = torch.arange(n).unsqueeze(0) if orders is None else orders
+        curves = []
+        for order in orders.to(self.device):
+            previous, weights, curve = torch.zeros(()).to(self._prior_mean), None, []
+            for size in range(1, n + 1):
+                start = None if weights is None else torch.nn.functional.pad(weights, (0, 1))
+                prefix = self._mode_of(order[:size], start)
+                curve.append(prefix.log_evidence - previous)
+                previous, weights = prefix.log_evidence, prefix.weights
+            curves.append(torch.stack(curve, -1))
+        return torch.stack(curves, -2).to(self.dtype)
+
+    def predictions(self, residual: Tensor, orders: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Refuses errors of one prediction after another, which are not normal.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        kind = type(self._density.likelihood).__name__
+        raise UnsupportedError("model", kind, "a Gaussian likelihood", "Use learning_curve.")
+
+    def predictor(self, residual: Tensor, missing: Tensor | None = None) -> Predictor:
+        """What the mode says of other latent values."""
+        return _LaplacePredictor(self.mode)
+
+    def take(self, rows: Tensor) -> LatentCovariance:
+        """See :class:`~gpclml.linalg.ExactCovariance`."""
+        rows = rows.to(self.device)
+        observed = None if self.observed is None else self.observed[..., rows]
+        return LatentCovariance(
+            self.matrix[..., rows, :][..., rows], self.mean[..., rows], self._density,
+            self.targets[..., rows], observed,
+        )  # fmt: skip
+
+    def __getitem__(self, index: Any) -> LatentCovariance:
+        observed = None if self.observed is None else self.observed[index]
+        return LatentCovariance(
+            self.matrix[index], self.mean[index], self._density, self.targets[index], observed
+        )
+
+    def diagonal(self) -> Tensor:
+        """Prior variances of the latent values."""
+        return self.matrix.diagonal(dim1=-2, dim2=-1)
+
+    def to_dense(self) -> Tensor:
+        """Prior covariance of the latent values."""
+        return self.matrix
+
+    def condition_number(self) -> float:
+        """Of the matrix that is factored at the mode, I + √W K √W."""
+        factor = self.mode.curvature.factor
+        return float(torch.linalg.cond(factor)) ** 2
 
 
 class _LaplacePredictor:
@@ -454,39 +668,3 @@ class _Block(ConditionedBlock):
     def joint_reduction(self, other: Any) -> Tensor:
         """See :class:`~gpclml.linalg.ConditionedBlock`."""
         return self.vectors[0].mT @ other.vectors[1]
-
-
-def latent_posterior(
-    model: ExactGP,
-    x: Tensor,
-    marginal: bool,
-    offset: Tensor | None = None,
-    progress: bool | None = None,
-) -> PosteriorNormal:
-    """Laplace's approximation of latent values at new points, by a model in eval mode.
-
-    Args:
-        model: With training data and a likelihood.
-        x: Points, ``(*batch, m, d)``.
-        marginal: Give the variances only.
-        offset: Known offsets of the latent values of the training targets, ``(*batch, n)``.
-        progress: Show a bar of the points where there are many.
-
-    Returns:
-        Mean ``(*batch, m)`` and covariance ``(*batch, m, m)``, diagonal with ``marginal``.
-    """
-    prior = JointPrior(model, x)
-    seen, m = slice(0, prior.num_train), prior.mean.shape[-1]
-    mean = prior.distribution.mean[..., seen]
-    mean = mean if offset is None else mean + offset.to(mean)
-    latent = MultivariateNormal(mean, cast(Any, prior.operator)[..., seen, seen])
-    targets = cast(Tensor, model.train_targets).to(mean.dtype)
-    data = latent_observations(cast(Likelihood, model.likelihood), latent, targets)
-    with torch.no_grad():
-        observed = None if data.missing is None else ~data.missing
-        mode = find_mode(
-            data.matrix.double(), data.mean.double(), data.density, data.targets.double(), observed
-        )
-    step = 4096 if marginal else m
-    chunks = [slice(first, min(first + step, m)) for first in range(0, m, step)]
-    return posterior_given(prior, _LaplacePredictor(mode), chunks, marginal, x, progress)[0]

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from gpytorch import settings
@@ -148,7 +148,10 @@ class Observations:
         interleaved: Whether the tasks of one row are neighbours (else the rows of one task).
         params: Arguments of the likelihood besides the distribution.
         places: Indices of these targets among all of the model, ``(N,)``; None for all of them.
+        is_gaussian: Whether targets are Gaussian given the latent values.
     """
+
+    is_gaussian: ClassVar[bool] = True
 
     latent: LinearOperator
     independent_noise: Noise
@@ -475,7 +478,8 @@ def observations(
     """The prior Gaussian of the observations and their residuals.
 
     Args:
-        likelihood: Adds the noise.
+        likelihood: Adds the noise; if it is not Gaussian, the targets' density is approximated by
+            Laplace's method.
         function_dist: Prior of the latent function, event shape ``(n,)`` or ``(n, t)``.
         target: Observations, ``(*batch, n)`` or ``(*batch, n, t)``; NaN is missing under
             ``observation_nan_policy("mask")``.
@@ -484,9 +488,9 @@ def observations(
         **kwargs: Passed on to the likelihood.
     """
     if not isinstance(likelihood, _GaussianLikelihoodBase):
-        kind, expected = type(likelihood).__name__, "a Gaussian likelihood"
-        suggestion = "A LatentGP is trained by LaplaceMarginalLogLikelihood, and predicts."
-        raise UnsupportedError("likelihood", kind, expected, suggestion)
+        from gpclml.inference.laplace import latent_observations
+
+        return latent_observations(likelihood, function_dist, target)
     if not isinstance(function_dist, MultivariateNormal):
         kind = type(function_dist).__name__
         suggestion = "Pass the model's output: mll(model(x), target)."

@@ -12,6 +12,7 @@ from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
@@ -246,6 +247,8 @@ class JointPrior:
         """The prior Gaussian of the model's training targets."""
         seen = slice(0, self.num_train)
         mean = self.distribution.mean[..., seen]
+        offset = getattr(model, "train_offset", None)  # of a LatentGP
+        mean = mean if offset is None else mean + offset.to(mean)
         prior = MultivariateNormal(mean, cast(Any, self.operator)[..., seen, seen])
         targets = cast(Tensor, model.train_targets).to(mean.dtype)
         likelihood = cast(Likelihood, model.likelihood)
@@ -727,6 +730,9 @@ def marginal_predictive(model: ExactGP, x: Tensor, noise: Tensor | None = None) 
     """
     with evaluating(model):
         x, likelihood = new_points(model, x), cast(Likelihood, model.likelihood)
+        if not isinstance(likelihood, _GaussianLikelihoodBase):
+            kind, suggestion = type(likelihood).__name__, "Use model.predict(x).log_prob(y)."
+            raise UnsupportedError("model", kind, "a Gaussian likelihood", suggestion)
         _check_noise(likelihood, noise)
         latent = exact_posterior(model, x, marginal=True)
         predictive = observed_posterior(likelihood, latent, x, True if noise is None else noise)

@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self, cast
 
@@ -192,15 +193,10 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
                 model standardizes its targets and these are not standardized.
         """
         check_targets(self.model, target)
-        if self._is_latent:
-            from gpclml.inference.laplace import latent_observations
-
-            data = latent_observations(self.likelihood, function_dist, target)
-        else:
-            checked = reads_are_free(target.device)
-            data = observations(
-                self.likelihood, function_dist, target, *params, checked=checked, **kwargs
-            )
+        checked = reads_are_free(target.device)
+        data = observations(
+            self.likelihood, function_dist, target, *params, checked=checked, **kwargs
+        )
         conditioning = self.conditioning or _DEFAULT
         # In eval mode the output is a posterior, of which all targets are scored.
         if not self.model.training:
@@ -278,22 +274,10 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         """The negative objective on the model's own data with held-out points that stay fixed."""
         model = cast(ExactGP, self.model)
         check_train_mode(model)
-        data = self._training_observations(**kwargs)
-        return -self.objective_at(data, self._fixed_split(data), starts=self._starts)
-
-    @property
-    def _is_latent(self) -> bool:
-        """Whether targets are not Gaussian given the latent values."""
-        return not isinstance(self.likelihood, _GaussianLikelihoodBase)
-
-    def _training_observations(self, **kwargs: Any) -> Observations:
-        model = cast(ExactGP, self.model)
-        if not self._is_latent:
-            return training_observations(model, self.likelihood, **kwargs)
-        from gpclml.inference.laplace import latent_observations
-
-        prior = model(*cast(Any, model.train_inputs))
-        return latent_observations(self.likelihood, prior, cast(Tensor, model.train_targets))
+        data: Any = training_observations(model, self.likelihood, **kwargs)
+        if not data.is_gaussian:  # a line search finds modes near those of its last step
+            data = replace(data, starts=self._starts)
+        return -self.objective_at(data, self._fixed_split(data))
 
     def train(self, mode: bool = True) -> Self:
         """As of any module; neighbours are looked up anew after it, and dropped in eval mode."""
@@ -339,9 +323,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
             prior = self._prior_at(torch.arange(1, device=targets.device))
             return neighbors_road(prior.lazy_covariance_matrix, size)
         with torch.no_grad():
-            data = self._training_observations()
-            if self._is_latent:
-                return cast(Any, data).latent_road()
+            data = training_observations(model, self.likelihood)
             split = data.split(copy.deepcopy(self.conditioning or _DEFAULT), seeded(self.seed))
             observed, blocks = data.at(split)
             return observed.road(self.solver, blocks)
@@ -356,27 +338,13 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         given = self.conditioning
         return isinstance(given, LastPoints | RandomOrderings) and given.m == 0
 
-    def objective_at(
-        self,
-        data: Observations,
-        split: Split,
-        *,
-        redrawn: bool = False,
-        starts: dict[int, Tensor] | None = None,
-    ) -> Tensor:
+    def objective_at(self, data: Observations, split: Split, *, redrawn: bool = False) -> Tensor:
         """The objective at given held-out points, flat target indices, ``(*batch,)``.
 
         With ``redrawn`` blocks, which the next call has others of, a batch member that has no
-        observed target in these scores 0. Modes of latent values start from ``starts``, which take
-        up what is found.
+        observed target in these scores 0.
         """
-        if self._is_latent:
-            from gpclml.inference.laplace import held_out_evidence
-
-            seen, blocks = cast(Any, data).at(split)
-            value = held_out_evidence(seen, blocks, starts)
-            value = seen.per_held_out_target(value, blocks, redrawn=redrawn)
-        elif split.has_neighbors:
+        if split.has_neighbors:
             value, self.last_solve = mean_log_density(data, split, self.factor_dtype), ()
         else:
             observed, blocks = data.at(split)

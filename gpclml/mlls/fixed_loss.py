@@ -19,6 +19,7 @@ from typing import Any, cast
 import gpytorch
 import torch
 from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 from gpytorch.models import ExactGP
@@ -196,7 +197,8 @@ class FixedLoss:
                 return _OWN_ROAD
             return f"{type(mll).__name__} is an objective of its own"
         self._mll, self._model = cast(ConditionalMarginalLogLikelihood, mll), model
-        if isinstance(self._mll.conditioning, NearestNeighbors) or self._mll._is_latent:
+        is_gaussian = isinstance(self._mll.likelihood, _GaussianLikelihoodBase)
+        if isinstance(self._mll.conditioning, NearestNeighbors) or not is_gaussian:
             return _OWN_ROAD
         with torch.no_grad():
             data = training_observations(model, mll.likelihood)

@@ -6,7 +6,7 @@ from gpclml._utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from gpclml.models.base import find_networks
-    from gpclml.models.latent import GPClassification, GPCounts, LatentGP, TargetPrediction
+    from gpclml.models.latent import GPClassification, GPCounts, LatentGP
     from gpclml.models.linear import (
         BayesianLinearModel,
         Linearization,
@@ -26,7 +26,6 @@ __all__ = [
     "LinearizedGP",
     "LinearizedNetwork",
     "Standardizer",
-    "TargetPrediction",
     "find_networks",
 ]
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy
 import torch
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
@@ -17,16 +15,13 @@ from gpytorch.means import ConstantMean, Mean
 from gpytorch.models import ExactGP
 from gpytorch.priors import LogNormalPrior, NormalPrior
 from torch import Tensor
-from torch.distributions import Bernoulli, Distribution, NegativeBinomial, Poisson, StudentT
 
 from gpclml._utils.arguments import check_placement, checked, seeded
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
-from gpclml.inference.laplace import latent_posterior
 from gpclml.inference.posterior import (
-    computed_in_double,
+    exact_posterior,
     new_points,
-    posterior_settings,
     reading,
 )
 from gpclml.kernels import DeepKernel
@@ -34,6 +29,7 @@ from gpclml.likelihoods import (
     LogisticLikelihood,
     LogNegativeBinomialLikelihood,
     LogPoissonLikelihood,
+    TargetPrediction,
     target_density,
 )
 from gpclml.models.base import RegressionGP
@@ -44,13 +40,8 @@ from gpclml.models.standardize import Standardizer
 if TYPE_CHECKING:
     from gpclml._utils.arrays import ArrayLike
 
-__all__ = ["GPClassification", "GPCounts", "LatentGP", "TargetPrediction"]
+__all__ = ["GPClassification", "GPCounts", "LatentGP"]
 
-_NODES = 400  # of the trapezoidal rule, whose error falls exponentially for smooth functions
-_REACH = 8.5  # deviations of a normal beyond which its mass is below 2e-17
-_CDF_NODES, _CDF_REACH = 128, 6.0
-_SINH_REACH = 6.5  # of nodes that are dense at the mode and reach 300 deviations from it
-_POINTS_AT_ONCE = 1 << 13
 # Of logarithms: a lengthscale around exp(√2) √d with the deviation √3 as BoTorch has it, and scales
 # of latent values with the deviation 1.5.
 _LOG_LENGTHSCALE, _LENGTHSCALE_DEVIATION = math.sqrt(2), math.sqrt(3)
@@ -154,8 +145,7 @@ class LatentGP(RegressionGP):
         if kwargs or len(args) != 1:
             raise UnsupportedError("model", "several inputs", "one tensor of points in eval mode")
         x = args[0].unsqueeze(-1) if args[0].ndim == 1 else args[0]
-        with posterior_settings():
-            return latent_posterior(self, x, False, self.train_offset)
+        return exact_posterior(self, x, marginal=False)
 
     @checked
     def predict(
@@ -186,217 +176,10 @@ class LatentGP(RegressionGP):
         """
         with reading(self):
             points = new_points(self, x)
-            compute = partial(latent_posterior, self, marginal=True, progress=progress)
-            latent = computed_in_double(
-                self, lambda at: compute(at, offset=self.train_offset), points
-            )
+            latent = exact_posterior(self, points, marginal=True, progress=progress)
         shift = None if offset is None else _checked_offset("offset", offset, points)
         mean = latent.mean if shift is None else latent.mean + shift
         return TargetPrediction(self.likelihood, mean, latent.variance)
-
-
-class TargetPrediction:
-    """Distributions of single targets whose latent values are normal, by quadrature.
-
-    Args:
-        likelihood: Of the targets.
-        mean: Means of the latent values, ``(*batch, m)``.
-        variance: Their variances.
-
-    Attributes:
-        latent_mean, latent_variance: Those of the latent values.
-    """
-
-    @checked(late=True, mean="float (*batch, m)", variance="float (*batch, m)")
-    def __init__(self, likelihood: Likelihood, mean: Tensor, variance: Tensor) -> None:
-        self._likelihood: Any = likelihood
-        self.latent_mean: Tensor = mean.detach()
-        self.latent_variance: Tensor = variance.detach()
-
-    @property
-    def probabilities(self) -> Tensor:
-        """Probabilities of the class 1, ``(*batch, m)``.
-
-        Raises:
-            UnsupportedError: The targets are no classes.
-        """
-        if type(self._likelihood) is BernoulliLikelihood:
-            margin = self.latent_mean / (1 + self.latent_variance).sqrt()
-            return torch.special.ndtr(margin)
-        if not isinstance(self._at(self.latent_mean), Bernoulli):
-            kind = type(self._likelihood).__name__
-            raise UnsupportedError("likelihood", kind, "one of the classes 0 and 1", "Use mean.")
-        return self.mean
-
-    @property
-    def mean(self) -> Tensor:
-        """Means of the targets, ``(*batch, m)``; of classes the probability of class 1."""
-        if type(self._likelihood) is BernoulliLikelihood:
-            return self.probabilities
-        if self._has_log_link:
-            return (self.latent_mean + 0.5 * self.latent_variance).exp()
-        return self._expected(lambda target: target.mean)
-
-    @property
-    def variance(self) -> Tensor:
-        """Variances of the targets, ``(*batch, m)``."""
-        mean = self.mean
-        if isinstance(self._at(self.latent_mean), Bernoulli):
-            return mean * (1 - mean)
-        if not self._has_log_link:
-            square = self._expected(lambda target: target.variance + target.mean.square())
-            return square - mean.square()
-        square = mean.square() * self.latent_variance.exp()
-        within = mean
-        if isinstance(self._likelihood, LogNegativeBinomialLikelihood):
-            within = mean + square / self._likelihood.size.detach()
-        return within + square - mean.square()
-
-    def log_prob(self, targets: ArrayLike) -> Tensor:
-        """Log predictive probabilities or densities of targets, ``(*batch, m)``."""
-        y = points_as_tensor(targets, self.latent_mean, None, "targets")
-        density = target_density(self._likelihood)
-        density.check_targets("targets", y)
-        mean, variance, y = (t.double() for t in (self.latent_mean, self.latent_variance, y))
-        if y.shape != mean.shape:
-            raise ShapeError("targets", tuple(y.shape), str(tuple(mean.shape)))
-        t = torch.linspace(-_SINH_REACH, _SINH_REACH, _NODES, dtype=mean.dtype, device=mean.device)
-        log_step = (2 * _SINH_REACH / (_NODES - 1) * t.cosh()).log()
-        values = []
-        chunks = (v.flatten().split(_POINTS_AT_ONCE) for v in (mean, variance, y))
-        for centre, spread, target in zip(*chunks, strict=True):
-            with torch.no_grad():
-                mode, width = _tilted_mode(density, centre, spread, target)
-                f = mode.unsqueeze(-1) + width.unsqueeze(-1) * t.sinh()
-                normal = torch.distributions.Normal(
-                    centre.unsqueeze(-1), spread.sqrt().unsqueeze(-1), False
-                )
-                terms = density.log_prob(f, target.unsqueeze(-1)) + normal.log_prob(f)
-                values.append(torch.logsumexp(terms + log_step, -1) + width.log())
-        return torch.cat(values).reshape(mean.shape).to(self.latent_mean)
-
-    def cdf(self, values: ArrayLike) -> Tensor:
-        """Probabilities that targets are at most these values, ``(*batch, m)``."""
-        y = points_as_tensor(values, self.latent_mean, None, "values").expand_as(self.latent_mean)
-        return self._expected(lambda target: _cdf(target, y.unsqueeze(-1)), _CDF_NODES, _CDF_REACH)
-
-    def quantile(self, probability: float) -> Tensor:
-        """The smallest values that targets are at most with a probability, ``(*batch, m)``.
-
-        Args:
-            probability: Between 0 and 1.
-
-        Raises:
-            ArgumentError: It is not.
-        """
-        if not 0 < probability < 1:
-            raise ArgumentError("probability", probability, "a number between 0 and 1")
-        if isinstance(self._at(self.latent_mean), Bernoulli):
-            return (1 - self.probabilities < probability).to(self.latent_mean)
-        # Between the quantiles at the least and the greatest latent value that count.
-        deviation = self.latent_variance.sqrt()
-        low, high = (
-            _quantile(self._at(self.latent_mean + side * _CDF_REACH * deviation), probability)
-            for side in (-1, 1)
-        )
-        low, high = torch.minimum(low, high), torch.maximum(low, high)
-        if not isinstance(self._at(self.latent_mean), Poisson | NegativeBinomial):
-            for _ in range(60):
-                middle = 0.5 * (low + high)
-                below = self.cdf(middle) < probability
-                low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-            return high
-        low = low - 1
-        while bool((high - low > 1).any()):
-            middle = (0.5 * (low + high)).floor()
-            below = self.cdf(middle) < probability
-            inside = high - low > 1
-            low = torch.where(inside & below, middle, low)
-            high = torch.where(inside & ~below, middle, high)
-        return high
-
-    @property
-    def _has_log_link(self) -> bool:
-        return type(self._likelihood) in (LogPoissonLikelihood, LogNegativeBinomialLikelihood)
-
-    def _at(self, f: Tensor) -> Distribution:
-        with torch.no_grad():
-            return self._likelihood(f)
-
-    def _expected(
-        self,
-        function: Callable[[Distribution], Tensor],
-        nodes: int = _NODES,
-        reach: float = _REACH,
-    ) -> Tensor:
-        """The mean of a function of the distribution of targets over the latent values."""
-        mean, variance = self.latent_mean.double(), self.latent_variance.double()
-        z = torch.linspace(-reach, reach, nodes, dtype=mean.dtype, device=mean.device)
-        weights = (-0.5 * z.square()).softmax(-1)
-        f = mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * z
-        rows = f.reshape(-1, nodes)
-        if mean.numel() <= _POINTS_AT_ONCE:
-            values = function(self._at(f)) @ weights
-            return values.to(self.latent_mean)
-        values = [function(self._at(some)) @ weights for some in rows.split(_POINTS_AT_ONCE)]
-        return torch.cat(values).reshape(mean.shape).to(self.latent_mean)
-
-
-def _tilted_mode(density: Any, mean: Tensor, variance: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Where p(y | f) times the normal of f is greatest, and the width there, ``(m,)`` each."""
-    precision, f = 1 / variance, mean
-
-    def value_at(f: Tensor) -> tuple[Tensor, Any]:
-        at = density.derivatives(f, y)
-        return at.log_prob - 0.5 * precision * (f - mean).square(), at
-
-    value, at = value_at(f)
-    for _ in range(50):
-        curvature = precision + (-at.second).clamp_min(0.0)
-        move = (at.first - precision * (f - mean)) / curvature
-        new_value, new_at = value_at(f + move)
-        for _ in range(40):
-            worse = ~(new_value >= value - 1e-10 * value.abs())
-            if not bool(worse.any()):
-                break
-            move = torch.where(worse, 0.5 * move, move)
-            new_value, new_at = value_at(f + move)
-        f, value, at = f + move, new_value, new_at
-        if bool((move.square() * curvature < 1e-6).all()):
-            break
-    return f, (precision + (-at.second).clamp_min(0.0)).rsqrt()
-
-
-def _scipy(distribution: Any) -> Any:
-    from scipy import stats
-
-    if isinstance(distribution, Poisson):
-        return stats.poisson(distribution.rate.double().cpu().numpy())
-    if isinstance(distribution, NegativeBinomial):
-        counts, probs = distribution.total_count, distribution.probs  # torch counts successes
-        counts, probs = torch.broadcast_tensors(counts, probs)
-        return stats.nbinom(*(t.double().cpu().numpy() for t in (counts, 1 - probs)))
-    if isinstance(distribution, Bernoulli):
-        return stats.bernoulli(distribution.probs.double().cpu().numpy())
-    if isinstance(distribution, StudentT):
-        tensors = torch.broadcast_tensors(distribution.df, distribution.loc, distribution.scale)
-        return stats.t(*(t.double().cpu().numpy() for t in tensors))
-    return None
-
-
-def _cdf(distribution: Distribution, values: Tensor) -> Tensor:
-    known = _scipy(distribution)
-    if known is None:
-        return distribution.cdf(values)
-    return torch.as_tensor(known.cdf(values.double().cpu().numpy())).to(values.device)
-
-
-def _quantile(distribution: Distribution, probability: float) -> Tensor:
-    known = _scipy(distribution)
-    like = distribution.mean
-    if known is None:
-        return distribution.icdf(torch.full_like(like, probability))
-    return torch.as_tensor(numpy.asarray(known.ppf(probability))).to(like)
 
 
 def _checked_offset(name: str, offset: ArrayLike, x: Tensor) -> Tensor:

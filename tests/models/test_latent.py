@@ -29,8 +29,9 @@ from gpclml.likelihoods import (
     LogisticLikelihood,
     LogNegativeBinomialLikelihood,
     LogPoissonLikelihood,
+    TargetPrediction,
 )
-from gpclml.models import LatentGP, TargetPrediction
+from gpclml.models import LatentGP
 
 
 @pytest.fixture

@@ -230,6 +230,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "likelihoods.LogPoissonLikelihood": dict,
     "likelihoods.LogisticLikelihood": dict,
     "likelihoods.TargetDensity": lambda: dict(likelihood=here(BernoulliLikelihood())),
+    "likelihoods.TargetPrediction": lambda: dict(
+        likelihood=here(BernoulliLikelihood()), mean=normal(3), variance=positive(3)),
     "likelihoods.target_density": lambda: dict(likelihood=here(BernoulliLikelihood())),
     "mlls.ConditionalMarginalLogLikelihood.forward": lambda: dict(
         self=(mll := objective()), function_dist=mll.model(inputs()),
@@ -261,8 +263,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         train_inputs=inputs(), train_targets=labels(ways=2).double(),
         likelihood=here(BernoulliLikelihood())),
     "models.LatentGP.predict": lambda: dict(self=classifier(), x=inputs(3)),
-    "models.TargetPrediction": lambda: dict(
-        likelihood=here(BernoulliLikelihood()), mean=normal(3), variance=positive(3)),
     "models.GPRegression": lambda: train(hidden=(3,), warm_start=False),
     "models.GPRegression.check_targets": lambda: dict(
         self=gp(), target=gp().train_targets.clone()),
