@@ -31,8 +31,8 @@ from benchmarks.tables.peers import Peer
 from benchmarks.tables.scores import Array
 from gpclml import ConditionalMarginalLogLikelihood, KFold, LastPoints, fit_mll
 from gpclml.conditioning import Conditioning
-from gpclml.likelihoods import LogisticLikelihood, LogPoissonLikelihood
-from gpclml.models import GPClassification, GPCounts, LatentGP, TargetPrediction
+from gpclml.likelihoods import LogisticLikelihood, LogPoissonLikelihood, TargetPrediction
+from gpclml.models import GPClassification, GPCounts, LatentGP
 
 __all__ = [
     "AVERAGE", "CLASS_METHODS", "CLASS_PEERS", "COUNT_METHODS", "COUNT_PEERS", "MEMBERS",
