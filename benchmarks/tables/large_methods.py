@@ -33,7 +33,7 @@ from gpclml import (
 from gpclml.conditioning import NearestNeighbors, RandomHoldout
 from gpclml.tables import StackedPrediction
 
-__all__ = ["LARGE_METHODS", "OURS", "Effort", "LargeMethod"]
+__all__ = ["LARGE_METHODS", "OURS", "Effort", "LargeMethod", "VariationalGP"]
 
 Predict = Callable[[Array], StackedPrediction]
 
@@ -159,7 +159,7 @@ def _perceptron(*widths: int, dropout: float = 0.0) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(*widths[-2:]))
 
 
-class _VariationalGP(gpytorch.models.ApproximateGP):
+class VariationalGP(gpytorch.models.ApproximateGP):
     """SVGP with learned inducing points; or VNNGP, whose inducing points are all rows."""
 
     def __init__(self, points: Tensor, network: nn.Module | None, neighbors: int | None) -> None:
@@ -182,9 +182,11 @@ class _VariationalGP(gpytorch.models.ApproximateGP):
         self.covar_module = gpytorch.kernels.ScaleKernel(base)
 
     def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
+        """The prior distribution of the function there."""
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
     def __call__(self, x: Tensor | None, **kwargs: Any) -> Any:
+        """The variational distribution there, of what the network makes of inputs."""
         return super().__call__(x if self.network is None else self.network(x), **kwargs)
 
 
@@ -197,7 +199,7 @@ def _variational(
     order, d = torch.randperm(len(x)), x.shape[1]
     inputs, targets = torch.tensor(x).float()[order], torch.tensor(y).float()[order]
     network = _perceptron(d, 256, 256, d) if is_deep else None
-    model = _VariationalGP(inputs[:points], network, _NEIGHBORS if points is None else None)
+    model = VariationalGP(inputs[:points], network, _NEIGHBORS if points is None else None)
     likelihood = gpytorch.likelihoods.GaussianLikelihood()
     likelihood.noise = 0.1
     mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))

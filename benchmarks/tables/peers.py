@@ -35,12 +35,13 @@ class Peer(NamedTuple):
     Args:
         about: What it is, for the report.
         predict: Maps training inputs ``(n, d)``, targets ``(n,)``, test inputs ``(m, d)`` and a
-            seed to densities of the test rows.
+            seed to densities of the test rows; of classes and counts a
+            :class:`benchmarks.tables.class_methods.Task` to these.
         package: What has to be installed beside this project's own dependencies, if anything.
     """
 
     about: str
-    predict: Predict
+    predict: Callable[..., Any]
     package: str = ""
 
 

@@ -19,7 +19,8 @@ from benchmarks.tables.peers import PEERS
 from gpclml.errors import DataError
 
 __all__ = [
-    "case_means", "corrected_error", "draw_figure", "regrets", "sections", "standing", "win_table",
+    "case_means", "case_ranks", "corrected_error", "draw_figure", "format_columns", "over_tables",
+    "ranks_by_size", "regrets", "sections", "size_of", "standing", "whole_rows", "win_table",
 ]  # fmt: skip
 
 KEY = ["table", "n", "split"]
@@ -38,12 +39,14 @@ _CURVES = ("lml", "bic", "loo", "clml_80")
 
 def sections(cells: pandas.DataFrame) -> Iterator[str]:
     """The sections of the report, in Markdown."""
-    whole = _whole(cells)
+    whole = whole_rows(cells)
     yield section("What was run", _about(cells, whole), table(_described(whole)))
-    yield section("Standing", _ABOUT_STANDING, table(_texts(standing(whole), _FORMATS)))
-    ranks = _ranks_by_size(whole)
+    yield section("Standing", _ABOUT_STANDING, table(format_columns(standing(whole), _FORMATS)))
+    ranks = ranks_by_size(whole)
     about = "Mean rank in NLL by number of training rows; in brackets the number of cases."
-    yield section("Ranks against n", about, table(_texts(ranks, dict.fromkeys(ranks, ".1f"))))
+    yield section(
+        "Ranks against n", about, table(format_columns(ranks, dict.fromkeys(ranks, ".1f")))
+    )
     for metric in ("nll", "crps"):
         about = _ABOUT_WINS.format(metric=metric.upper())
         yield section(f"Wins in {metric.upper()}", about, table(win_table(whole, metric)))
@@ -86,7 +89,7 @@ _FORMATS = {
 }  # fmt: skip
 
 
-def _whole(cells: pandas.DataFrame) -> pandas.DataFrame:
+def whole_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     """The cells of rows that every method has been run on."""
     # Means over other rows would compare rows, not methods.
     count = cells.groupby(KEY)["method"].transform("nunique")
@@ -132,11 +135,12 @@ def case_means(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
     return _pivot(cells, metric).groupby(level=["table", "n"]).agg(lambda v: v.mean(skipna=False))
 
 
-def _ranks(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
+def case_ranks(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
+    """Ranks among the methods in each case, the last for one that failed in a split."""
     return case_means(cells, metric).rank(axis=1, na_option="bottom")
 
 
-def _over_tables(values: Any) -> Any:
+def over_tables(values: Any) -> Any:
     """Means over the cases of each table."""
     return values.groupby(level="table").mean()
 
@@ -144,20 +148,20 @@ def _over_tables(values: Any) -> Any:
 def standing(cells: pandas.DataFrame) -> pandas.DataFrame:
     """A row for each method: ranks, mean scores, coverage, failures, seconds; best NLL first."""
     table_means = {
-        metric: _over_tables(case_means(cells, metric)) for metric in ("nll", "crps", "rmse")
+        metric: over_tables(case_means(cells, metric)) for metric in ("nll", "crps", "rmse")
     }
     nll, cases = table_means["nll"], cells.groupby("method")
     results = pandas.DataFrame(
         {
-            "rank NLL": _ranks(cells, "nll").mean(),
-            "rank CRPS": _ranks(cells, "crps").mean(),
-            "rank RMSE": _ranks(cells, "rmse").mean(),
+            "rank NLL": case_ranks(cells, "nll").mean(),
+            "rank CRPS": case_ranks(cells, "crps").mean(),
+            "rank RMSE": case_ranks(cells, "rmse").mean(),
             "NLL": nll.mean(),
             "NLL without worst": (nll.sum() - nll.max()) / (nll.count() - 1),
             "CRPS": table_means["crps"].mean(),
             "RMSE": table_means["rmse"].mean(),
-            "coverage 50": _over_tables(case_means(cells, "coverage_50")).mean(),
-            "coverage 95": _over_tables(case_means(cells, "coverage_95")).mean(),
+            "coverage 50": over_tables(case_means(cells, "coverage_50")).mean(),
+            "coverage 95": over_tables(case_means(cells, "coverage_95")).mean(),
             f"NLL > {HIGH_NLL:g}": cases["nll"].agg(lambda v: int((v > HIGH_NLL).sum())),
             "failures": cases["failure"].agg(lambda v: int((v != "").sum())),
             "seconds": cases["seconds"].median(),
@@ -166,13 +170,15 @@ def standing(cells: pandas.DataFrame) -> pandas.DataFrame:
     return results.sort_values("rank NLL").rename_axis(index="method")
 
 
-def _size(n: int) -> int:
+def size_of(n: int) -> int:
+    """The size that a case of n training rows is counted with."""
     return next((size for size in SIZES if size >= n), SIZES[-1])
 
 
-def _ranks_by_size(cells: pandas.DataFrame) -> pandas.DataFrame:
-    ranks = _ranks(cells, "nll")
-    sizes = ranks.index.get_level_values("n").map(_size)
+def ranks_by_size(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Mean ranks in NLL, a row for each method, a column for each size with its cases."""
+    ranks = case_ranks(cells, "nll")
+    sizes = ranks.index.get_level_values("n").map(size_of)
     means = ranks.groupby(sizes).mean().T
     means = means.loc[ranks.mean().sort_values().index]
     means.columns = [f"{size} ({int((sizes == size).sum())})" for size in means]
@@ -250,8 +256,8 @@ def regrets(cells: pandas.DataFrame) -> pandas.DataFrame:
 
 def _regret_table(cells: pandas.DataFrame) -> pandas.DataFrame:
     results = regrets(cells)
-    table_means = _over_tables(results)
-    sizes = results.index.get_level_values("n").map(_size)
+    table_means = over_tables(results)
+    sizes = results.index.get_level_values("n").map(size_of)
     columns: dict[str, Any] = {
         "what": [CRITERIA.get(name.removeprefix("by "), METHODS.get(name, "")) for name in results],
         "median": [f"{table_means[name].median():+.3f}" for name in results],
@@ -261,7 +267,7 @@ def _regret_table(cells: pandas.DataFrame) -> pandas.DataFrame:
         ],
     }
     for size in sorted(set(sizes)):
-        sized = _over_tables(results[sizes == size])
+        sized = over_tables(results[sizes == size])
         columns[f"n ≤ {size}"] = [with_error(sized[name].dropna(), sign="+") for name in results]
     return pandas.DataFrame(columns, pandas.Index(list(results), name="choice"))
 
@@ -281,8 +287,8 @@ def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
         raise DataError(
             f"The figure needs cells of {', '.join(missing)}. Run them, or leave it out."
         )
-    results = regrets(_whole(cells))
-    sizes = results.index.get_level_values("n").map(_size)
+    results = regrets(whole_rows(cells))
+    sizes = results.index.get_level_values("n").map(size_of)
     names = [f"by {name}" for name in _CURVES]
     names += ["always rbf", "always matern"]
     names += [name for name in results if name in METHODS and name not in PEERS]
@@ -319,7 +325,7 @@ def _median_over_tables(values: pandas.Series, sizes: Any) -> pandas.Series:
     return table_means.groupby(level=1).median().dropna()
 
 
-def _texts(values: pandas.DataFrame, formats: dict[str, str]) -> pandas.DataFrame:
+def format_columns(values: pandas.DataFrame, formats: dict[str, str]) -> pandas.DataFrame:
     """Numbers as text."""
     return values.assign(
         **{

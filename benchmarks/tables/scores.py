@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from gpclml.errors import NonFiniteError
 from gpclml.tables import StackedPrediction
 
-__all__ = ["METRICS", "Array", "normal", "score"]
+__all__ = ["METRICS", "Array", "check_finite", "normal", "score"]
 
 METRICS = ("rmse", "nll", "crps", "coverage_50", "coverage_95")
 """The scores of a prediction."""
@@ -58,6 +59,15 @@ def score(prediction: StackedPrediction, y: Array, unit: float) -> dict[str, flo
         "coverage_50": np.mean((below >= 0.25) & (below <= 0.75)),
         "coverage_95": np.mean((below >= 0.025) & (below <= 0.975)),
     }
+    return check_finite(scores)
+
+
+def check_finite(scores: Mapping[str, Any]) -> dict[str, float]:
+    """The scores as numbers of Python.
+
+    Raises:
+        NonFiniteError: A score is not finite.
+    """
     for name, value in scores.items():
         if not np.isfinite(value):
             raise NonFiniteError(name, value, "a finite score", "Its predictions are not finite.")

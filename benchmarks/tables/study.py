@@ -27,9 +27,22 @@ from benchmarks.tables.report import draw_figure, sections
 from benchmarks.tables.scores import METRICS
 from gpclml.errors import ArgumentError, UnknownNameError
 
-__all__ = ["STUDY", "make_grid"]
+__all__ = ["STUDY", "Methods", "MostTest", "Sizes", "Splits", "make_grid"]
 
 _HALVES = {"development": DEVELOPMENT, "judged": JUDGED, "all": (*DEVELOPMENT, *JUDGED)}
+
+Sizes = Annotated[
+    tuple[int, ...],
+    Option(help="Numbers of training rows, comma-separated, cut to what a table has."),
+    whole_numbers,
+]
+Splits = Annotated[int, Option(min=1, help="Number of random splits, 0, 1, ....")]
+Methods = Annotated[
+    tuple[str, ...] | None,
+    Option(help="Methods, comma-separated; all whose packages are installed."),
+    names,
+]
+MostTest = Annotated[int, Option(min=1, help="Most test rows.")]
 
 
 def make_grid(
@@ -38,21 +51,13 @@ def make_grid(
         Option(help="Tables, comma-separated; or development, judged, all."),
         names,
     ] = ("all",),
-    n: Annotated[
-        tuple[int, ...],
-        Option(help="Numbers of training rows, comma-separated, cut to what a table has."),
-        whole_numbers,
-    ] = (50, 100, 200, 400, 1000),
-    splits: Annotated[int, Option(min=1, help="Number of random splits, 0, 1, ....")] = 10,
+    n: Sizes = (50, 100, 200, 400, 1000),
+    splits: Splits = 10,
     first_split: Annotated[
         int, Option(min=0, help="Start at this split: the earlier ones are in another file.")
     ] = 0,
-    methods: Annotated[
-        tuple[str, ...] | None,
-        Option(help="Methods, comma-separated; all whose packages are installed."),
-        names,
-    ] = None,
-    most_test: Annotated[int, Option(min=1, help="Most test rows.")] = 1000,
+    methods: Methods = None,
+    most_test: MostTest = 1000,
     quiet: bool = False,
 ) -> list[dict[str, Any]]:
     """Every combination of these settings, splits and sizes first.

@@ -10,6 +10,7 @@ from benchmarks.dkt.study import make_grid as make_tasks
 from benchmarks.evidence.grid import make_grid as make_networks
 from benchmarks.evidence.grid import run_cell as run_network
 from benchmarks.tables.cells import run_cell as run_table
+from benchmarks.tables.classes import run_class_cell
 from benchmarks.uci.cells import run_cell as run_fit
 
 ROOT = Path(__file__).parents[2] / "benchmarks"
@@ -42,6 +43,14 @@ def test_an_estimate_of_the_evidence(hessian):
 def test_tasks_without_training():
     [cell] = make_tasks(study=("digits",), kernels=("pixels",), shots=(1,), seeds=1)
     check(run_tasks, cell, "dkt/results/digits.csv.gz")
+
+
+@pytest.mark.parametrize(
+    ("table", "method"), [("pima", "rbf-iso"), ("pima", "logistic"), ("quine", "matern")]
+)
+def test_classes_and_counts(table, method):
+    cell = {"table": table, "n": 100, "split": 0, "method": method, "most_test": 1000}
+    check(run_class_cell, cell, "tables/results/classes.csv.gz")
 
 
 @pytest.fixture

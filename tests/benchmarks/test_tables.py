@@ -282,7 +282,8 @@ def test_regret_of_a_choice():
 
 
 def test_sizes_are_grouped_by_the_next():
-    assert [report._size(n) for n in (18, 50, 51, 246, 400, 1000)] == [50, 50, 100, 400, 400, 1000]
+    sizes = (18, 50, 51, 246, 400, 1000)
+    assert [report.size_of(n) for n in sizes] == [50, 50, 100, 400, 400, 1000]
 
 
 def test_a_grid_may_start_at_a_later_split():

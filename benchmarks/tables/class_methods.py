@@ -1,0 +1,332 @@
+"""Ways to predict classes and counts, those of others used as their documentation does first.
+
+A method maps a :class:`Task`, whose inputs are standardized, to probabilities of class 1, ``(m,)``
+or one for all rows; or to densities of counts, which have ``mean``, ``log_prob(y)`` and ``cdf(y)``
+of the test rows. Where it predicts the mean of counts alone they are negative binomial, with the
+size that fits out-of-fold predictions (five random folds).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gpytorch
+import numpy as np
+import torch
+from gpytorch.kernels import LinearKernel
+from gpytorch.priors import LogNormalPrior
+from numpy.typing import ArrayLike
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp
+from scipy.stats import nbinom
+from sklearn import ensemble, gaussian_process, linear_model, model_selection
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+from benchmarks.tables.large_methods import VariationalGP
+from benchmarks.tables.peers import Peer
+from benchmarks.tables.scores import Array
+from gpclml import ConditionalMarginalLogLikelihood, KFold, LastPoints, fit_mll
+from gpclml.conditioning import Conditioning
+from gpclml.likelihoods import LogisticLikelihood, LogPoissonLikelihood, TargetPrediction
+from gpclml.models import GPClassification, GPCounts, LatentGP
+
+__all__ = [
+    "AVERAGE", "CLASS_METHODS", "CLASS_PEERS", "COUNT_METHODS", "COUNT_PEERS", "MEMBERS",
+    "AverageCounts", "NegativeBinomials", "Task", "fit_size",
+]  # fmt: skip
+
+AVERAGE = "average"
+MEMBERS = ("matern", "rbf", "rbf-iso", "rq", "rbf+linear")
+"""What the average is of."""
+
+_POISSON = 1e7  # a size of negative binomials that is as good as infinite
+_ADAM_STEPS, _ADAM_RATE, _MOST_POINTS = 300, 0.05, 200
+_FOLDS = 5
+
+
+class Task(NamedTuple):
+    """What a method is given: training rows, inputs of test rows, exposures of both, a seed."""
+
+    x: Array
+    y: Array
+    test_x: Array
+    exposure: Array
+    test_exposure: Array
+    seed: int
+
+
+class NegativeBinomials:
+    """Of these means, ``(m,)``, and of variances mean + mean² / size."""
+
+    def __init__(self, mean: Array, size: float) -> None:
+        self.mean = np.maximum(mean, 1e-10)
+        self._law = nbinom(size, size / (size + self.mean))
+
+    def log_prob(self, y: ArrayLike) -> Array:
+        """Log probabilities of a count for each row."""
+        return self._law.logpmf(y)
+
+    def cdf(self, y: ArrayLike) -> Array:
+        """Probabilities of at most that count."""
+        return self._law.cdf(y)
+
+
+class AverageCounts:
+    """The plain average of several densities of counts."""
+
+    def __init__(self, members: Sequence[Any]) -> None:
+        self._members = members
+        self.mean = np.mean([np.asarray(member.mean) for member in members], 0)
+
+    def log_prob(self, y: ArrayLike) -> Array:
+        """Log probabilities of a count for each row."""
+        logs = [np.asarray(member.log_prob(y)) for member in self._members]
+        return logsumexp(logs, axis=0) - math.log(len(logs))
+
+    def cdf(self, y: ArrayLike) -> Array:
+        """Probabilities of at most that count."""
+        return np.mean([np.asarray(member.cdf(y)) for member in self._members], 0)
+
+
+def fit_size(y: Array, means: Array) -> float:
+    """The size of negative binomials of these means that makes the counts most likely."""
+
+    def loss(log_size: float) -> float:
+        return -float(NegativeBinomials(means, math.exp(log_size)).log_prob(y).sum())
+
+    return math.exp(minimize_scalar(loss, bounds=(-5, math.log(_POISSON)), method="bounded").x)
+
+
+def _classifier(make: Callable[[Task], Any]) -> Callable[[Task], Array]:
+    def predict(task: Task) -> Array:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # parameters at their bounds
+            return make(task).fit(task.x, task.y).predict_proba(task.test_x)[:, 1]
+
+    return predict
+
+
+def _logistic(task: Task) -> Any:
+    return linear_model.LogisticRegressionCV(
+        scoring="neg_log_loss", max_iter=1000, l1_ratios=(0,), use_legacy_attributes=False
+    )
+
+
+def _boosted(task: Task) -> Any:
+    return ensemble.HistGradientBoostingClassifier(random_state=task.seed)
+
+
+def _catboost(task: Task) -> Any:
+    from catboost import CatBoostClassifier
+
+    return CatBoostClassifier(
+        random_seed=task.seed, thread_count=1, verbose=False, allow_writing_files=False
+    )
+
+
+def _sklearn_gp(task: Task) -> Any:
+    kernel = ConstantKernel() * RBF(np.ones(task.x.shape[1]))
+    return gaussian_process.GaussianProcessClassifier(kernel, random_state=task.seed)
+
+
+def _forest(task: Task) -> Array:
+    forest = ensemble.RandomForestClassifier(random_state=task.seed).fit(task.x, task.y)
+    # No tree's vote for a class is no proof that it cannot be.
+    count = len(forest.estimators_)
+    return (count * forest.predict_proba(task.test_x)[:, 1] + 1) / (count + 2)
+
+
+def _fit_variational(
+    inputs: Array, y: Array, likelihood: Any, seed: int, start: tuple[float, float]
+) -> Any:
+    """GPyTorch's SVGP, its mean and the scale of its kernel started there."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        x, targets = torch.tensor(inputs), torch.tensor(y)
+        model = VariationalGP(x[torch.randperm(len(x))[:_MOST_POINTS]], None, None).double()
+        model.mean_module.constant, model.covar_module.outputscale = start
+        mll = gpytorch.mlls.VariationalELBO(likelihood.double(), model, num_data=len(x))
+        optimizer = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], _ADAM_RATE)
+        for _ in range(_ADAM_STEPS):
+            optimizer.zero_grad()
+            (-mll(model(x), targets)).backward()
+            optimizer.step()
+    return model.eval()
+
+
+def _variational_classes(task: Task) -> Array:
+    likelihood = gpytorch.likelihoods.BernoulliLikelihood()
+    model = _fit_variational(task.x, task.y, likelihood, task.seed, (0.0, 1.0))
+    with torch.no_grad():
+        return likelihood(model(torch.tensor(task.test_x))).mean.numpy()
+
+
+def _variational_counts(task: Task) -> TargetPrediction:
+    likelihood = gpytorch.likelihoods.NegativeBinomialLikelihood()
+    # It has no exposure, which becomes an input; its mean is softplus of the function.
+    logs = [np.log(e / task.exposure.mean()) for e in (task.exposure, task.test_exposure)]
+    x, test_x = (np.column_stack(pair) for pair in zip((task.x, task.test_x), logs, strict=True))
+    start = float(task.y.mean()), float(task.y.var())
+    model = _fit_variational(x, task.y, likelihood, task.seed, start)
+    with torch.no_grad():
+        latent = model(torch.tensor(test_x))
+    return TargetPrediction(likelihood, latent.mean, latent.variance)
+
+
+def _base_counts(task: Task) -> NegativeBinomials:
+    rate = task.y.sum() / task.exposure.sum()
+    return NegativeBinomials(rate * task.test_exposure, fit_size(task.y, rate * task.exposure))
+
+
+def _regressor(
+    make: Callable[[Task], Any], is_dispersed: bool = True
+) -> Callable[[Task], NegativeBinomials]:
+    def predict(task: Task) -> NegativeBinomials:
+        rates, size = task.y / task.exposure, _POISSON
+        weights = {"sample_weight": task.exposure / task.exposure.mean()}
+        if is_dispersed:
+            folds = model_selection.KFold(_FOLDS, shuffle=True, random_state=task.seed)
+            # The spread about the means of training rows would be far too small.
+            held_out = model_selection.cross_val_predict(
+                make(task), task.x, rates, cv=folds, params=weights
+            )
+            size = fit_size(task.y, held_out * task.exposure)
+        fitted = make(task).fit(task.x, rates, **weights)
+        return NegativeBinomials(fitted.predict(task.test_x) * task.test_exposure, size)
+
+    return predict
+
+
+def _poisson(task: Task) -> Any:
+    return model_selection.GridSearchCV(
+        linear_model.PoissonRegressor(max_iter=1000), {"alpha": np.logspace(-4, 1, 6)},
+        scoring="neg_mean_poisson_deviance",
+    )  # fmt: skip
+
+
+def _boosted_counts(task: Task) -> Any:
+    return ensemble.HistGradientBoostingRegressor(loss="poisson", random_state=task.seed)
+
+
+def _negative_binomial(task: Task) -> NegativeBinomials:
+    import statsmodels.api as sm
+
+    model = sm.NegativeBinomial(task.y, sm.add_constant(task.x), exposure=task.exposure)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of steps too far, and of ends before a maximum
+        # Indicators of all levels add to a constant: there is no Hessian to invert.
+        fitted = model.fit(method="bfgs", maxiter=1000, disp=False, skip_hessian=True)
+    inputs = sm.add_constant(task.test_x, has_constant="add")
+    means = fitted.predict(inputs, exposure=task.test_exposure)
+    return NegativeBinomials(means, 1 / max(fitted.params[-1], 1 / _POISSON))
+
+
+def _classes(task: Task, kernel: Any, likelihood: Any, ard: bool) -> LatentGP:
+    return GPClassification(task.x, task.y, kernel, likelihood=likelihood, ard=ard)
+
+
+def _counts(task: Task, kernel: Any, likelihood: Any, ard: bool) -> LatentGP:
+    offset = np.log(task.exposure)
+    return GPCounts(task.x, task.y, kernel, likelihood=likelihood, ard=ard, offset=offset)
+
+
+def _gp(
+    make: Callable[..., LatentGP],
+    kernel: str,
+    likelihood: Callable[[], Any] = lambda: None,
+    *,
+    ard: bool = True,
+    is_linear: bool = False,
+    has_priors: bool = True,
+    held_out: Conditioning | None = None,
+) -> Callable[[Task], Any]:
+    """This library's model, fitted by the evidence, or the CLML of these held-out points."""
+
+    def predict(task: Task) -> Any:
+        model = make(task, kernel, likelihood(), ard)
+        if is_linear:
+            linear = LinearKernel(variance_prior=LogNormalPrior(0.0, 1.5)).double()
+            model.covar_module = model.covar_module + linear
+        if not has_priors:
+            for module in model.modules():
+                getattr(module, "_priors", {}).clear()
+        conditioning = LastPoints(m=0) if held_out is None else held_out
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
+        fit_mll(mll, progress=False)
+        if make is _classes:
+            return model.predict(task.test_x).probabilities.numpy()
+        return model.predict(task.test_x, offset=np.log(task.test_exposure))
+
+    return predict
+
+
+def _ours(make: Callable[..., LatentGP]) -> dict[str, Peer]:
+    """This library's methods; the first of them are the members of the average."""
+    return {
+        "matern": Peer("Matern with ARD, by the evidence", _gp(make, "matern")),
+        "rbf": Peer("RBF with ARD", _gp(make, "rbf")),
+        "rbf-iso": Peer("RBF, one lengthscale", _gp(make, "rbf", ard=False)),
+        "rq": Peer("rational quadratic with ARD", _gp(make, "rq")),
+        "rbf+linear": Peer("RBF with ARD plus linear", _gp(make, "rbf", is_linear=True)),
+        AVERAGE: Peer(
+            "plain average of the five above",
+            AverageCounts if make is _counts else lambda members: np.mean(members, 0),
+        ),
+        "matern-free": Peer("matern without priors", _gp(make, "matern", has_priors=False)),
+        "matern-clml": Peer("matern by ten folds", _gp(make, "matern", held_out=KFold(10))),
+    }
+
+
+CLASS_PEERS: Mapping[str, Peer] = {
+    "logistic": Peer("scikit-learn's LogisticRegressionCV, by log loss", _classifier(_logistic)),
+    "forest": Peer("scikit-learn's RandomForestClassifier, a vote added to each class", _forest),
+    "hist-gb": Peer("scikit-learn's HistGradientBoostingClassifier", _classifier(_boosted)),
+    "catboost": Peer("CatBoostClassifier", _classifier(_catboost), "catboost"),
+    "sklearn-gp": Peer(
+        "scikit-learn's GaussianProcessClassifier, RBF with ARD", _classifier(_sklearn_gp)
+    ),
+    "gpytorch": Peer(
+        f"GPyTorch's SVGP, Matern with ARD, at most {_MOST_POINTS} inducing points, "
+        f"{_ADAM_STEPS} steps of Adam at {_ADAM_RATE:g}",
+        _variational_classes,
+    ),
+    "base": Peer("share of class 1 in the training rows", lambda task: task.y.mean()),
+}
+"""Methods of other packages for classes, by name."""
+
+COUNT_PEERS: Mapping[str, Peer] = {
+    "poisson": Peer(
+        "scikit-learn's PoissonRegressor, penalty by cross-validation", _regressor(_poisson, False)
+    ),
+    "poisson-nb": Peer("the same means, negative binomial", _regressor(_poisson)),
+    "negative-binomial": Peer(
+        "statsmodels' NegativeBinomial regression", _negative_binomial, "statsmodels"
+    ),
+    "hist-gb": Peer(
+        "scikit-learn's HistGradientBoostingRegressor, loss of Poisson",
+        _regressor(_boosted_counts),
+    ),
+    "gpytorch": Peer(
+        "GPyTorch's SVGP as for classes, its NegativeBinomialLikelihood", _variational_counts
+    ),
+    "base": Peer("a negative binomial fitted to the training counts", _base_counts),
+}
+"""The same for counts."""
+
+CLASS_METHODS: Mapping[str, Peer] = {
+    **_ours(_classes),
+    "matern-logit": Peer("matern, logistic", _gp(_classes, "matern", LogisticLikelihood)),
+    **CLASS_PEERS,
+}
+"""This library's methods for classes, then those."""
+
+COUNT_METHODS: Mapping[str, Peer] = {
+    **_ours(_counts),
+    "matern-poisson": Peer("matern, Poisson", _gp(_counts, "matern", LogPoissonLikelihood)),
+    **COUNT_PEERS,
+}
+"""The same for counts."""

@@ -1,0 +1,303 @@
+"""The study of classes and counts: ``python -m benchmarks.tables classes run``, and ``report``."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import pandas
+import typer
+from typer import Option
+
+from benchmarks import data
+from benchmarks._options import check_known, check_positive, names
+from benchmarks._tables import section, table, with_error
+from benchmarks.data.classes import BINARY, COUNTS, load_labelled
+from benchmarks.study import Study
+from benchmarks.tables import class_methods, report
+from benchmarks.tables.cells import TEST_SHARE, sizes_of
+from benchmarks.tables.class_methods import CLASS_METHODS, COUNT_METHODS, Task
+from benchmarks.tables.peers import Peer, missing
+from benchmarks.tables.scores import Array, check_finite
+from benchmarks.tables.study import Methods, MostTest, Sizes, Splits
+
+__all__ = [
+    "CLASSES", "DEVELOPMENT", "JUDGED", "calibration_errors", "make_class_grid", "rank_among",
+    "run_class_cell", "score_classes", "score_counts", "task_rows",
+]  # fmt: skip
+
+DEVELOPMENT = (
+    "birthwt", "contraception", "pima", "swiss-labor", "doctor-visits", "interlocks", "quine",
+)  # fmt: skip
+"""The tables by which anything may be chosen or tuned: of each kind every other name, from the
+second."""
+
+JUDGED = (
+    "biopsy", "breast-cancer", "credit-card", "spam", "titanic", "articles", "fishing", "nmes",
+)  # fmt: skip
+"""The others, by which what was chosen is judged, and nothing else."""
+
+_SETS = {"development": DEVELOPMENT, "judged": JUDGED, "classes": BINARY, "counts": COUNTS}
+_EVERY = {**CLASS_METHODS, **COUNT_METHODS}
+
+_LEAST = 1e-6  # a probability: a class thought impossible costs 14 nats where it comes
+_BINS = [f"bin_{index}" for index in range(10)]
+
+
+def _methods(name: str) -> Mapping[str, Peer]:
+    """The methods for a table's targets, those of this library first."""
+    return COUNT_METHODS if name in COUNTS else CLASS_METHODS
+
+
+def task_rows(name: str, n: int, split: int, most_test: int) -> tuple[Task, Array]:
+    """A method's task and the test targets, rows drawn as by ``benchmarks.tables.cells``."""
+    whole = load_labelled(name)
+    rows = data.split(len(whole.targets), split, TEST_SHARE)
+    train, test = data.subset(rows.train, n, split).numpy(), rows.test[:most_test].numpy()
+    # An input that is equal in all training rows says nothing, and has no scale.
+    x = whole.inputs[:, np.ptp(whole.inputs[train], axis=0) > 0]
+    x = (x - x[train].mean(0)) / x[train].std(0)
+    exposure = np.ones(len(x)) if whole.exposure is None else whole.exposure
+    y = whole.targets.astype(float)
+    return Task(x[train], y[train], x[test], exposure[train], exposure[test], split), y[test]
+
+
+def score_classes(probabilities: Array | float, y: Array) -> dict[str, float]:
+    """Scores of probabilities of class 1 of m rows: ``nll``, the log loss, Brier score, accuracy.
+
+    ``bin_0`` to ``bin_9`` are, of the rows whose probability is in that tenth of [0, 1], the sum of
+    probabilities less the number in class 1.
+    """
+    p = np.clip(np.broadcast_to(probabilities, y.shape), _LEAST, 1 - _LEAST)
+    bins = np.bincount((10 * p).astype(int), p - y, minlength=len(_BINS))
+    scores = {
+        "nll": -np.mean(np.log(np.where(y == 1, p, 1 - p))),
+        "brier": np.mean((p - y) ** 2), "accuracy": np.mean((p > 0.5) == (y == 1)),
+    }  # fmt: skip
+    return check_finite(scores | dict(zip(_BINS, bins, strict=True)))
+
+
+def score_counts(prediction: Any, y: Array, unit: float) -> dict[str, float]:
+    """Scores of densities of counts: ``nll``, ``rmse`` of the mean, coverage of 90 % intervals.
+
+    Args:
+        prediction: See :mod:`benchmarks.tables.class_methods`.
+        y: The counts.
+        unit: What errors are measured in: the standard deviation of the training counts.
+    """
+    # From the .05 to the .95 quantile, each the least count that has so much up to it.
+    reached, below = np.asarray(prediction.cdf(y)), np.asarray(prediction.cdf(y - 1))
+    scores = {
+        "nll": -np.mean(np.asarray(prediction.log_prob(y))),
+        "rmse": np.sqrt(np.mean((np.asarray(prediction.mean) - y) ** 2)) / unit,
+        "coverage_90": np.mean((reached >= 0.05) & (below < 0.95)),
+    }
+    return check_finite(scores)
+
+
+def run_class_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Fits one method and tests it.
+
+    Args:
+        cell: Its configuration: ``table``, ``n`` (training rows), ``split``, ``method``
+            and ``most_test``.
+
+    Returns:
+        Scores, ``seconds`` of fit and prediction, ``num_test``, ``num_data``, ``num_features``;
+        ``failure``: the error that ended the method, in whose place there are no scores, else
+        empty.
+    """
+    name, method = cell["table"], cell["method"]
+    drawn = name, cell["n"], cell["split"], cell["most_test"]
+    task, y = task_rows(*drawn)
+    about = {"num_test": len(y), "num_data": len(load_labelled(name).targets)}
+    about["num_features"] = task.x.shape[1]
+    try:
+        prediction, seconds = _predicted(method, *drawn)
+        if name in COUNTS:
+            scores = score_counts(prediction, y, float(task.y.std()) or 1.0)
+        else:
+            scores = score_classes(prediction, y)
+    except Exception as error:  # how a method fails is a result
+        message = (str(error).splitlines() or [""])[0]
+        return {**about, "failure": f"{type(error).__name__}: {message}"}
+    return {**about, **scores, "seconds": seconds, "failure": ""}
+
+
+@functools.lru_cache(maxsize=len(_EVERY))
+def _predicted(method: str, name: str, *drawn: int) -> tuple[Any, float]:
+    """Predictions and their seconds, kept for the average of several methods."""
+    predict = _methods(name)[method].predict
+    if method == class_methods.AVERAGE:
+        members = [_predicted(each, name, *drawn) for each in class_methods.MEMBERS]
+        predictions, seconds = zip(*members, strict=True)
+        return predict(predictions), sum(seconds)
+    start = time.perf_counter()
+    prediction = predict(task_rows(name, *drawn)[0])
+    return prediction, time.perf_counter() - start
+
+
+def make_class_grid(
+    tables: Annotated[
+        tuple[str, ...],
+        Option(help="Tables, comma-separated; or development, judged, classes, counts."),
+        names,
+    ] = ("classes", "counts"),
+    n: Sizes = (50, 100, 200, 400, 1000),
+    splits: Splits = 10,
+    methods: Methods = None,
+    most_test: MostTest = 1000,
+    quiet: bool = False,
+) -> list[dict[str, Any]]:
+    """Every combination of these settings, splits and sizes first.
+
+    Raises:
+        UnknownNameError: No such table or method.
+        ArgumentError: A number is below 1.
+    """
+    chosen = list(dict.fromkeys(t for name in tables for t in _SETS.get(name, (name,))))
+    check_known("tables", chosen, (*BINARY, *COUNTS))
+    check_known("methods", methods or (), _EVERY)
+    check_positive(splits=splits, most_test=most_test, **{f"n {size}": size for size in n})
+    absent = missing({name: _EVERY[name].package for name in methods or _EVERY})
+    for name, package in {} if quiet else absent.items():
+        typer.echo(f"{name} is left out: install {package} to have it.", err=True)
+    sizes = {name: sizes_of(len(load_labelled(name).targets), n) for name in chosen}
+    return [
+        {"table": name, "n": size, "split": split, "method": method, "most_test": most_test}
+        # Splits and then sizes outermost: what is stopped early is still balanced.
+        for split in range(splits)
+        for rank in range(len(n))
+        for name in chosen
+        for size in sizes[name][rank : rank + 1]
+        for method in _methods(name)
+        if method in (methods or _EVERY) and method not in absent
+    ]
+
+
+_ABOUT = (
+    "A case is a table and a number of training rows; a method's score in it is the mean over "
+    "splits. Ranks are in log loss, of each method among those of other packages and itself, means "
+    "over cases, the last where it failed in a split; scores are means over the cases of a table "
+    "and then over tables, `-` where it failed. Log loss is in nats a row, of probabilities of "
+    f"classes cut to [{_LEAST:g}, 1 - {_LEAST:g}]. The calibration error is that of ten equal bins "
+    "of the probability of class 1, the test rows of all splits of a case together. RMSE is in "
+    "units of the standard deviation of the training counts. Coverage is that of the interval from "
+    "the .05 to the .95 quantile: of few counts that is above .9. Seconds are medians of fit and "
+    "prediction, on one core with other work beside."
+)
+_FORMATS = {
+    "rank": ".1f", "log loss": ".3f", "Brier": ".4f", "accuracy": ".3f", "calibration error": ".3f",
+    "RMSE": ".3f", "coverage 90": ".3f", "failures": "d", "seconds": ".2f",
+}  # fmt: skip
+
+
+def _sections(cells: pandas.DataFrame) -> Iterator[str]:
+    yield section("What the numbers are", _ABOUT)
+    for kind, known in (("Classes", BINARY), ("Counts", COUNTS)):
+        for half, members in (("judged", JUDGED), ("development", DEVELOPMENT)):
+            chosen = cells["table"].isin(known) & cells["table"].isin(members)
+            whole = report.whole_rows(cells[chosen])
+            if len(whole):
+                yield from _compare(f"{kind}, {half} tables", whole)
+    failed = cells[cells["failure"] != ""]
+    if len(failed):
+        listed = failed[["table", "n", "split", "method", "failure"]].set_index("table")
+        yield section("Methods that failed", f"{len(failed)} cells.", table(listed))
+
+
+def _compare(title: str, cells: pandas.DataFrame) -> Iterator[str]:
+    """Standing, log loss against n, and differences to the best of others."""
+    is_count = cells["table"].iloc[0] in COUNTS
+    methods = COUNT_METHODS if is_count else CLASS_METHODS
+    peers = class_methods.COUNT_PEERS if is_count else class_methods.CLASS_PEERS
+    losses = report.case_means(cells, "nll")
+    rivals = [name for name in losses if name in peers]
+    ranks = rank_among(losses, rivals).mean().sort_values()
+    metrics = {"log loss": "nll"} | (
+        {"RMSE": "rmse", "coverage 90": "coverage_90"}
+        if is_count
+        else {"Brier": "brier", "accuracy": "accuracy"}
+    )
+    columns = {"what": pandas.Series({name: methods[name].about for name in losses}), "rank": ranks}
+    for heading, metric in metrics.items():
+        values = _without_failures(report.case_means(cells, metric))
+        columns[heading] = report.over_tables(values).mean()
+    if not is_count:
+        columns["calibration error"] = report.over_tables(calibration_errors(cells)).mean()
+    grouped = cells.groupby("method")
+    columns["failures"] = grouped["failure"].agg(lambda v: int((v != "").sum()))
+    columns["seconds"] = grouped["seconds"].median()
+    standing = pandas.DataFrame(columns).loc[ranks.index].rename_axis(index="method")
+    formats = {name: form for name, form in _FORMATS.items() if name in standing}
+    listed, cases = ", ".join(sorted(set(cells["table"]))), len(losses)
+    said = f"{listed}: {cases} cases, {cells['split'].nunique()} splits at most."
+    yield section(title, said, table(report.format_columns(standing, formats)))
+    losses = losses[list(ranks.index)]
+    said = "Means and standard errors over tables."
+    yield section(f"{title}: log loss against n", said, table(_sized(losses)))
+    if rivals:
+        best = ranks[rivals].idxmin()
+        said = (
+            f"Log loss less that of {best}, which has the best mean rank of other packages' "
+            "methods; means and standard errors over tables, below zero where it is better."
+        )
+        less = losses.drop(columns=best).sub(losses[best], axis=0)
+        yield section(f"{title}: beside {best}", said, table(_sized(less, "+")))
+
+
+def rank_among(losses: pandas.DataFrame, rivals: Sequence[str]) -> pandas.DataFrame:
+    """Ranks of each column among these and itself, row by row; NaN, a failure, is the last."""
+    ranks = {}
+    for name in losses:
+        others = [rival for rival in rivals if rival != name]
+        better = losses[others].lt(losses[name], axis=0).sum(axis=1)
+        ranks[name] = 1 + better.where(losses[name].notna(), len(others))
+    return pandas.DataFrame(ranks)
+
+
+def _without_failures(values: pandas.DataFrame) -> pandas.DataFrame:
+    """The same without numbers for methods that failed: means over other cases compare cases."""
+    return values.loc[:, values.notna().all()].reindex(columns=values.columns)
+
+
+def calibration_errors(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Calibration errors of the cases, from the test rows of all their splits together.
+
+    Returns:
+        A row for each case, a column for each method: the mean over rows of the distance between
+        mean probability and share of class 1 in the bin of the row.
+    """
+    grouped = cells[cells["failure"] == ""].groupby(["table", "n", "method"])
+    return (grouped[_BINS].sum().abs().sum(axis=1) / grouped["num_test"].sum()).unstack("method")
+
+
+def _sized(values: pandas.DataFrame, sign: str = "") -> pandas.DataFrame:
+    """Means with standard errors over tables, a row for each method, a column for each size."""
+    sizes = values.index.get_level_values("n").map(report.size_of)
+    groups = {"all": values} | {f"n ≤ {s}": values[sizes == s] for s in sorted(set(sizes))}
+    columns = {}
+    for heading, group in groups.items():
+        means = report.over_tables(_without_failures(group))
+        columns[heading] = [with_error(means[name].dropna(), sign=sign) for name in means]
+    return pandas.DataFrame(columns, pandas.Index(list(values), name="method"))
+
+
+CLASSES = Study(
+    name="tables classes",
+    about="This library's models of classes and counts, beside other ways to predict them.",
+    title="Classes and counts",
+    running="Fits each method to random training rows of each table and tests its probabilities on "
+    "other rows, once a split.",
+    reporting="ranks, scores, calibration, differences to the best of others, failures.",
+    grid=make_class_grid,
+    cell=run_class_cell,
+    needed=("table", "n", "split", "method", "failure", "nll"),
+    label="{table} n={n} split {split} {method}",
+    tables=_sections,
+    data=False,
+    apart=("method", "table", "n", "split", "most_test"),
+)
