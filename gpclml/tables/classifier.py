@@ -8,13 +8,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import pandas
 import torch
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, RQKernel, ScaleKernel
+from joblib import Parallel, delayed, effective_n_jobs
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
@@ -33,7 +34,14 @@ from gpclml.fit import FitWarning, fit_mll
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import GPClassification
 from gpclml.models.latent import add_latent_priors
-from gpclml.tables.estimator import STORED, TableEstimator, check_given, fit_encoding
+from gpclml.tables.estimator import (
+    STORED,
+    Scored,
+    TableEstimator,
+    check_given,
+    fit_encoding,
+    warn_of_drawn_rows,
+)
 from gpclml.tables.missing import averaged_values, filled, unknown_inputs, within_reach
 
 if TYPE_CHECKING:
@@ -56,19 +64,10 @@ KERNELS = tuple(_STATIONARY)
 """Kernels of the models that a :class:`Classifier` averages, by name."""
 
 
-@runtime_checkable
-class _Scored(Protocol):
-    """What a checker knows of ``ClassifierMixin`` without reading scikit-learn's source."""
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The share of rows whose class is predicted."""
-        ...
+assert issubclass(ClassifierMixin, Scored)
 
 
-assert issubclass(ClassifierMixin, _Scored)
-
-
-@dataclass
+@dataclass(eq=False, repr=False)
 class ClassModels:
     """Models of two classes by kernel, or for more classes one for each against the others.
 
@@ -95,20 +94,16 @@ class ClassModels:
         Raises:
             Exception: That of the first fit, if no kernel could be fitted.
         """
-        jobs = [(name, label) for name in names for label in self._labels()]
-        if n_jobs in (None, 1):
-            with progress_bar(jobs, progress=progress, desc="classifier") as bar:
-                fits = [_fitted_state(name, self.x, y, self.seed) for name, y in bar]
-        else:
-            from joblib import Parallel, delayed, effective_n_jobs
-
-            # Threads of several processes on the same cores would wait for each other.
-            threads = max(1, torch.get_num_threads() // min(effective_n_jobs(n_jobs), len(jobs)))
-            fits: Any = Parallel(n_jobs=n_jobs)(
-                delayed(_fitted_state)(name, self.x, y, self.seed, threads) for name, y in jobs
-            )
+        jobs = [(name, labels) for name in names for labels in self._labels()]
+        workers = effective_n_jobs(n_jobs or 1)
+        # Threads of several processes on the same cores would wait for each other.
+        threads = max(1, torch.get_num_threads() // min(workers, len(jobs)))
+        fits = Parallel(n_jobs=workers, return_as="generator")(
+            delayed(_fitted_state)(name, self.x, y, self.seed, threads) for name, y in jobs
+        )
+        bar = progress_bar(fits, progress=progress, desc="classifier", total=len(jobs))
         states, errors = {}, {}
-        for (name, _), fit in zip(jobs, fits, strict=True):
+        for (name, _), fit in zip(jobs, bar, strict=True):
             if isinstance(fit, Exception):
                 errors.setdefault(name, fit)
             else:
@@ -127,12 +122,7 @@ class ClassModels:
         x = within_reach(x, self.x, _REACH)
         return averaged_values(self._average, x, self.x, self.categories, self.seed)
 
-    def unknown_inputs(self, x: Tensor) -> Tensor:
-        """Which inputs of points are averaged over, ``(m, d)``."""
-        return unknown_inputs(x, self.x, self.categories)
-
-    def stored(self) -> dict[str, Any]:
-        """All of it in tensors and primitives."""
+    def __getstate__(self) -> dict[str, Any]:
         # GPyTorch's priors and constraints hold functions that other processes cannot be sent.
         states = {
             name: [dict(model.state_dict()) for model in models]
@@ -140,28 +130,21 @@ class ClassModels:
         }
         return {**vars(self), "models": states}
 
-    @classmethod
-    def from_stored(cls, content: Mapping[str, Any]) -> ClassModels:
-        """What :meth:`stored` gave; a KeyError, TypeError or RuntimeError if it is not whole."""
-        made = cls(**{**content, "models": {}})
-        made._restore(content["models"])
-        return made
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ClassModels.__init__(self, **{**state, "models": {}})
+        self._restore(state["models"])
 
     def _labels(self) -> list[Tensor]:
         """For each model the class of each training row, 0 or 1."""
         count = int(self.numbers.max()) + 1
-        return [(self.numbers == label).to(self.x) for label in range(count)][
-            -1 if count == 2 else 0 :
-        ]
+        labels = range(count) if count > 2 else [1]
+        return [(self.numbers == label).to(self.x) for label in labels]
 
     def _restore(self, states: Mapping[str, list[dict[str, Tensor]]]) -> None:
         for name, of_classes in states.items():
-            made = []
-            for y, state in zip(self._labels(), of_classes, strict=True):
-                model = _untrained(name, self.x, y)
+            self.models[name] = [_untrained(name, self.x, y).eval() for y in self._labels()]
+            for model, state in zip(self.models[name], of_classes, strict=True):
                 model.load_state_dict(state)
-                made.append(model.eval())
-            self.models[name] = made
 
     def _average(self, x: Tensor) -> Tensor:
         return torch.stack([_of_classes(models, x) for models in self.models.values()]).mean(0)
@@ -199,11 +182,10 @@ def _untrained(name: str, x: Tensor, y: Tensor) -> GPClassification:
 
 
 def _fitted_state(
-    name: str, x: Tensor, y: Tensor, seed: int, threads: int | None = None
+    name: str, x: Tensor, y: Tensor, seed: int, threads: int
 ) -> dict[str, Tensor] | Exception:
     """The fitted parameters of a model, or why there are none; the model itself has no pickle."""
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
     try:
         model = _untrained(name, x, y)
         mll = LaplaceMarginalLogLikelihood(model.likelihood, model)
@@ -306,11 +288,7 @@ class Classifier(ClassifierMixin, TableEstimator):
         check_counts(len(classes), max_rows=self.max_rows)
         if self.max_rows is not None and len(table) > self.max_rows:
             rows = _drawn_rows(numbers, self.max_rows, seed)
-            warnings.warn(
-                f"{self.max_rows} of {len(table)} rows, drawn at random, are fitted to. Raise "
-                "max_rows to have more, or give None for all.",
-                UserWarning, stacklevel=callers_level(),
-            )  # fmt: skip
+            warn_of_drawn_rows(self.max_rows, len(table))
             table, numbers = table.iloc[rows], numbers[rows]
         # Decided on the drawn rows alone, so that the limit bounds all work.
         encoding = fit_encoding(table, isinstance(X, pandas.DataFrame))
@@ -338,8 +316,9 @@ class Classifier(ClassifierMixin, TableEstimator):
                 that. Probabilities are averages over what it may be.
         """
         check_is_fitted(self)
-        x = self._new_inputs(X, self.models_.unknown_inputs)
-        return self.models_.probabilities(x).T.numpy()
+        models = self.models_
+        x = self._new_inputs(X, lambda x: unknown_inputs(x, models.x, models.categories))
+        return models.probabilities(x).T.numpy()
 
     def predict(self, X: ArrayLike | pandas.DataFrame) -> NDArray[Any]:
         """The labels of the most probable classes, ``(m,)``.
@@ -364,7 +343,7 @@ class Classifier(ClassifierMixin, TableEstimator):
         """
         content = self._stored()
         labels = {"classes": self.classes_.tolist(), "dtype": str(self.classes_.dtype)}
-        write_checkpoint(path, _KIND, content | labels | {"models": self.models_.stored()})
+        write_checkpoint(path, _KIND, content | labels | {"models": self.models_.__getstate__()})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Classifier:
@@ -380,25 +359,15 @@ class Classifier(ClassifierMixin, TableEstimator):
         content = read_checkpoint(path, _KIND, "cpu", required)
         made = cls._from_stored(content, path)
         made.classes_ = np.array(content["classes"], dtype=content["dtype"])
+        made.models_ = object.__new__(ClassModels)
         try:
-            made.models_ = ClassModels.from_stored(content["models"])
+            made.models_.__setstate__(content["models"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise DataError(
                 f"path: {path} cannot be restored ({type(error).__name__}: {error}). Restore a "
                 "copy of it, or save the estimator again."
             ) from error
         return made
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())
-        if "models_" in state:
-            state["models_"] = self.models_.stored()
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "models_" in state:
-            state = {**state, "models_": ClassModels.from_stored(state["models_"])}
-        super().__setstate__(state)
 
 
 def _checked_kernels(kernels: Sequence[str] | None) -> list[str]:

@@ -39,18 +39,20 @@ class _Parameters(Protocol):
     def __sklearn_tags__(self) -> Any: ...
 
 
+@runtime_checkable
+class Scored(Protocol):
+    """The same of scikit-learn's mixins of regressors and classifiers."""
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The coefficient of determination, or the share of rows whose class is predicted."""
+        ...
+
+
 assert issubclass(BaseEstimator, _Parameters)
 
 
 class TableEstimator(BaseEstimator):
-    """An estimator of scikit-learn for arrays, and for data frames whose columns are encoded.
-
-    Attributes:
-        encoding_: How columns become inputs.
-        n_rows_: Number of rows that were fitted to.
-        n_features_in_: Number of columns.
-        feature_names_in_: Names of the columns, if X was a data frame whose names are strings.
-    """
+    """An estimator of scikit-learn for arrays, and for data frames whose columns are encoded."""
 
     random_state: int | np.random.RandomState | None
     encoding_: InputEncoding
@@ -132,6 +134,15 @@ class TableEstimator(BaseEstimator):
 
 STORED: Mapping[str, type] = {"parameters": dict, "encoding": dict, "sizes": list}
 """Entries of a checkpoint that every estimator has."""
+
+
+def warn_of_drawn_rows(count: int, total: int) -> None:
+    """Says how many rows a limit leaves."""
+    warnings.warn(
+        f"{count} of {total} rows, drawn at random, are fitted to. Raise max_rows to have more, "
+        "or give None for all.",
+        UserWarning, stacklevel=callers_level(),
+    )  # fmt: skip
 
 
 def check_given(y: Any) -> None:

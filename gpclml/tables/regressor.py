@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pandas
@@ -19,10 +18,17 @@ from sklearn.utils.validation import (
     column_or_1d,
 )
 
-from gpclml._utils.arguments import callers_level, check_counts, checked
+from gpclml._utils.arguments import check_counts, checked
 from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError
-from gpclml.tables.estimator import STORED, TableEstimator, check_given, fit_encoding
+from gpclml.tables.estimator import (
+    STORED,
+    Scored,
+    TableEstimator,
+    check_given,
+    fit_encoding,
+    warn_of_drawn_rows,
+)
 from gpclml.tables.missing import filled
 from gpclml.tables.mixture import StackedPrediction
 from gpclml.tables.stacked import LEAST_ROWS, StackedGP
@@ -34,16 +40,7 @@ if TYPE_CHECKING:
 _KIND = "gpclml.Regressor"
 
 
-@runtime_checkable
-class _Scored(Protocol):
-    """The same of ``RegressorMixin``."""
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The coefficient of determination."""
-        ...
-
-
-assert issubclass(RegressorMixin, _Scored)
+assert issubclass(RegressorMixin, Scored)
 
 
 class Regressor(RegressorMixin, TableEstimator):
@@ -135,11 +132,7 @@ class Regressor(RegressorMixin, TableEstimator):
             raise ArgumentError("X", f"n_samples = {len(table)}", expected, "Give more rows.")
         if self.max_rows is not None and len(table) > self.max_rows:
             rows = np.sort(np.random.default_rng(seed).permutation(len(table))[: self.max_rows])
-            warnings.warn(
-                f"{self.max_rows} of {len(table)} rows, drawn at random, are fitted to. Raise "
-                "max_rows to have more, or give None for all.",
-                UserWarning, stacklevel=callers_level(),
-            )  # fmt: skip
+            warn_of_drawn_rows(self.max_rows, len(table))
             table, targets = table.iloc[rows], targets[rows]
         # Decided on the drawn rows alone, so that the limit bounds all work.
         encoding = fit_encoding(table, isinstance(X, pandas.DataFrame))

@@ -38,8 +38,8 @@ def frame(n=60, seed=0):
 
 def test_the_checks_of_scikit_learn():
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of columns left out, and of skipped checks
-        results = check_estimator(Classifier(FAST), on_fail=None, on_skip=None)
+        warnings.simplefilter("ignore")  # of rows and columns left out, and of skipped checks
+        results = check_estimator(Classifier(FAST, max_rows=60), on_fail=None, on_skip=None)
     assert len(results) > 40
     failed = {
         result["check_name"]: result["exception"]
@@ -120,6 +120,23 @@ def test_classes_that_a_line_parts_and_one_row_of_a_class():
         assert classifier.score(x, x[:, 0] > 1.5) > 0.95
         rare = Classifier([kernel]).fit(x, np.arange(60) == 7)
         assert rare.predict_proba(x)[:, 1].mean() == pytest.approx(1 / 60, abs=0.05)
+
+
+def test_many_classes():
+    x, _ = arrays(60)
+    y = np.array(["low", "middle", "high", "top"])[(x[:, 0] > 1).astype(int) + (x[:, 1] > 1.5) * 2]
+    y[0] = "one"  # a class of one row
+    classifier = Classifier(["rbf", "linear_rbf"]).fit(x, y)
+    assert list(classifier.classes_) == ["high", "low", "middle", "one", "top"]
+    found = classifier.predict_proba(x)
+    assert classifier.score(x, y) > 0.9
+    np.testing.assert_allclose(found.sum(1), 1.0)
+    each = []
+    for models in classifier.models_.models.values():
+        p = np.stack([model.predict(x).probabilities.numpy() for model in models], axis=1)
+        odds = p / (1 - p)
+        each.append(odds / odds.sum(1, keepdims=True))
+    np.testing.assert_allclose(found, np.mean(each, axis=0), rtol=1e-6)
 
 
 def test_equal_rows_with_other_labels_share_their_probability():
