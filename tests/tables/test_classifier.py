@@ -134,9 +134,30 @@ def test_many_classes():
     each = []
     for models in classifier.models_.models.values():
         p = np.stack([model.predict(x).probabilities.numpy() for model in models], axis=1)
-        odds = p / (1 - p)
+        odds = (p / (1 - p)) ** classifier.models_.power
         each.append(odds / odds.sum(1, keepdims=True))
     np.testing.assert_allclose(found, np.mean(each, axis=0), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_several_processes_give_the_same_fit():
+    x, y = arrays()
+    single, several = (Classifier(["rbf", "rq"], n_jobs=jobs).fit(x, y) for jobs in (None, 2))
+    np.testing.assert_allclose(single.predict_proba(x), several.predict_proba(x), rtol=1e-6)
+
+
+def test_rows_are_left_out_as_if_the_model_was_fitted_without_them():
+    x, y = map(torch.from_numpy, arrays(50))
+    model = GPClassification(x, y.double())
+    fit_mll(LaplaceMarginalLogLikelihood(model.likelihood, model))
+    expected = []
+    for row in range(50):
+        others = torch.arange(50) != row
+        without = GPClassification(x[others], y[others].double())
+        without.load_state_dict(model.state_dict())
+        expected.append(without.predict(x[row : row + 1]).probabilities)
+    found = torch.special.ndtr(module._left_out(model))
+    torch.testing.assert_close(found, torch.cat(expected), atol=0.03, rtol=0.0)
 
 
 def test_equal_rows_with_other_labels_share_their_probability():
