@@ -69,13 +69,14 @@ if TYPE_CHECKING:
         GPRegression,
         LinearizedNetwork,
     )  # fmt: skip
-    from gpclml.tables import Regressor, StackedGP
+    from gpclml.tables import Classifier, Regressor, StackedGP
 
 __version__ = "0.1.0"
 
 __all__ = [
     "MLP",
     "BayesianLinearModel",
+    "Classifier",
     "Comparison",
     "ConditionalMarginalLogLikelihood",
     "ConjugateGradients",

@@ -1,4 +1,4 @@
-"""Regression for tables: estimators in Python, and the command ``gpclml``.
+"""Regression and classes for tables: estimators in Python, and the command ``gpclml``.
 
 Names are imported when they are first asked for, so that the command's help waits for nothing.
 """
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         MANY_ROWS_CANDIDATES,
         Candidate,
     )
+    from gpclml.tables.classifier import Classifier
     from gpclml.tables.components import Calibration, Component, fit_calibration
     from gpclml.tables.mixture import StackedPrediction
     from gpclml.tables.regressor import Regressor
@@ -28,6 +29,7 @@ __all__ = [
     "MANY_ROWS_CANDIDATES",
     "Calibration",
     "Candidate",
+    "Classifier",
     "Component",
     "Regressor",
     "StackedGP",
@@ -38,7 +40,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        for module in ("candidates", "components", "mixture", "regressor", "stacked"):
+        rooms = ("candidates", "components", "mixture", "regressor", "stacked", "classifier")
+        for module in rooms:
             names = vars(importlib.import_module(f"gpclml.tables.{module}"))
             if name in names:
                 return names[name]

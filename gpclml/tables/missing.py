@@ -118,6 +118,40 @@ def averaged(
     return locations, scales
 
 
+def averaged_values(
+    values: Callable[[Tensor], Tensor],
+    x: Tensor,
+    train_x: Tensor,
+    categories: Sequence[Sequence[int]],
+    seed: int = 0,
+) -> Tensor:
+    """Values at points, such as probabilities ``(C, m)``, averaged over unknown inputs.
+
+    ``values`` gives ``(C, p)`` at points ``(p, d)`` without unknown inputs.
+    """
+    unknown = unknown_inputs(x, train_x, categories)
+    rows = unknown.any(-1)
+    if not bool(rows.any()):
+        return values(x)
+    points, weights = completions(x[rows], unknown[rows], train_x, categories, seed)
+    # One call, since each takes the factors of all models again.
+    known, spread = values(torch.cat([x[~rows], points.flatten(0, 1)])).split(
+        [int((~rows).sum()), weights.numel()], dim=-1
+    )
+    result = known.new_empty(len(known), len(x))
+    result[:, ~rows] = known
+    result[:, rows] = (weights * spread.unflatten(-1, weights.shape)).sum(-1)
+    return result
+
+
+def within_reach(x: Tensor, train_x: Tensor, ranges: float) -> Tensor:
+    """Points with values at most so many ranges of a column away from those of training rows."""
+    least, most = train_x.aminmax(dim=0)
+    room = ranges * (most - least)
+    # NaN and infinite values stay what they are, to be refused or averaged over.
+    return torch.where(x.isfinite(), x.clamp(least - room, most + room), x)
+
+
 def filled(
     x: Tensor, categories: Sequence[Sequence[int]], seed: int = 0, train_x: Tensor | None = None
 ) -> Tensor:

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pandas
 import torch
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import (
     check_array,
     check_consistent_length,
     check_is_fitted,
     column_or_1d,
-    validate_data,
 )
 
-from gpclml._utils.arguments import callers_level, check_counts, checked
+from gpclml._utils.arguments import check_counts, checked
 from gpclml._utils.files import read_checkpoint, write_checkpoint
-from gpclml.errors import ArgumentError, DataError
-from gpclml.tables.encoding import InputEncoding, Kind, column_of, fit_inputs, kind_of
+from gpclml.errors import ArgumentError
+from gpclml.tables.estimator import (
+    STORED,
+    Scored,
+    TableEstimator,
+    check_given,
+    fit_encoding,
+    warn_of_drawn_rows,
+)
 from gpclml.tables.missing import filled
 from gpclml.tables.mixture import StackedPrediction
 from gpclml.tables.stacked import LEAST_ROWS, StackedGP
@@ -36,35 +40,10 @@ if TYPE_CHECKING:
 _KIND = "gpclml.Regressor"
 
 
-@runtime_checkable
-class _Parameters(Protocol):
-    """What a checker knows of ``BaseEstimator`` without reading scikit-learn's source."""
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Arguments of the constructor by name."""
-        ...
-
-    def set_params(self, **params: Any) -> Self:
-        """Sets arguments of the constructor."""
-        ...
-
-    def __sklearn_tags__(self) -> Any: ...
+assert issubclass(RegressorMixin, Scored)
 
 
-@runtime_checkable
-class _Scored(Protocol):
-    """The same of ``RegressorMixin``."""
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The coefficient of determination."""
-        ...
-
-
-assert issubclass(BaseEstimator, _Parameters)
-assert issubclass(RegressorMixin, _Scored)
-
-
-class Regressor(RegressorMixin, BaseEstimator):
+class Regressor(RegressorMixin, TableEstimator):
     """A scikit-learn regressor for tables that predicts distributions, by a :class:`StackedGP`.
 
     It takes arrays, and data frames with columns of numbers, booleans, dates and categories, and is
@@ -113,10 +92,6 @@ class Regressor(RegressorMixin, BaseEstimator):
         >>> mean, limits = regressor.predict(x[100:], quantiles=(0.05, 0.95))
     """
 
-    # Set by scikit-learn's own check of a fit's rows.
-    n_features_in_: int
-    feature_names_in_: NDArray[np.object_]
-
     def __init__(
         self,
         candidates: Sequence[str] | None = None,
@@ -133,12 +108,6 @@ class Regressor(RegressorMixin, BaseEstimator):
         self.n_jobs = n_jobs
         self.progress = progress
         self.random_state = random_state
-
-    def __sklearn_tags__(self) -> Any:
-        """What scikit-learn's tests ask: missing values are taken."""
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
 
     def fit(self, X: ArrayLike | pandas.DataFrame, y: ArrayLike) -> Self:
         """Fits the stack to a table.
@@ -163,14 +132,10 @@ class Regressor(RegressorMixin, BaseEstimator):
             raise ArgumentError("X", f"n_samples = {len(table)}", expected, "Give more rows.")
         if self.max_rows is not None and len(table) > self.max_rows:
             rows = np.sort(np.random.default_rng(seed).permutation(len(table))[: self.max_rows])
-            warnings.warn(
-                f"{self.max_rows} of {len(table)} rows, drawn at random, are fitted to. Raise "
-                "max_rows to have more, or give None for all.",
-                UserWarning, stacklevel=callers_level(),
-            )  # fmt: skip
+            warn_of_drawn_rows(self.max_rows, len(table))
             table, targets = table.iloc[rows], targets[rows]
         # Decided on the drawn rows alone, so that the limit bounds all work.
-        encoding = _fit_encoding(table, isinstance(X, pandas.DataFrame))
+        encoding = fit_encoding(table, isinstance(X, pandas.DataFrame))
         stack = StackedGP(self.candidates, seed=seed)
         x = filled(torch.from_numpy(encoding.encode(table)), encoding.categories, seed)
         stack.fit(
@@ -180,7 +145,7 @@ class Regressor(RegressorMixin, BaseEstimator):
         )  # fmt: skip
         self.encoding_ = encoding
         self.stack_ = stack
-        self.n_rows_: int = len(table) - stack.copies
+        self.n_rows_ = len(table) - stack.copies
         return self
 
     @checked(late=True)
@@ -227,11 +192,7 @@ class Regressor(RegressorMixin, BaseEstimator):
                 that. Predictions average over what it may be (:meth:`StackedGP.predict`).
         """
         check_is_fitted(self)
-        table = self._rows(X, fitting=False)
-        x = torch.from_numpy(self.encoding_.encode(table))
-        if note := self.encoding_.note_on_unknown(self.stack_.unknown_inputs(x).numpy()):
-            warnings.warn(note, UserWarning, stacklevel=callers_level())
-        return self.stack_.predict(x)
+        return self.stack_.predict(self._new_inputs(X, self.stack_.unknown_inputs))
 
     def sample_y(
         self,
@@ -266,21 +227,8 @@ class Regressor(RegressorMixin, BaseEstimator):
         Raises:
             DataError: The file cannot be written.
         """
-        check_is_fitted(self)
-        names = getattr(self, "feature_names_in_", None)
-        parameters = self.get_params()
-        state = parameters["random_state"]
-        parameters["random_state"] = int(state) if isinstance(state, int | np.integer) else None
-        chosen = parameters["candidates"]
-        parameters["candidates"] = None if chosen is None else list(chosen)
-        content = {
-            "parameters": parameters,
-            "encoding": asdict(self.encoding_),
-            "stack": self.stack_.__getstate__(),
-            "feature_names": None if names is None else [str(name) for name in names],
-            "sizes": [int(self.n_features_in_), int(self.n_rows_)],
-        }
-        write_checkpoint(path, _KIND, content)
+        content = self._stored()
+        write_checkpoint(path, _KIND, content | {"stack": self.stack_.__getstate__()})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Regressor:
@@ -292,50 +240,15 @@ class Regressor(RegressorMixin, BaseEstimator):
         Raises:
             DataError: The file is missing, damaged or not such a checkpoint.
         """
-        required = {"parameters": dict, "encoding": dict, "stack": dict, "sizes": list}
-        content = read_checkpoint(path, _KIND, "cpu", required)
-        try:
-            made = cls(**content["parameters"])
-            made.encoding_ = InputEncoding.from_content(content["encoding"])
-            made.n_features_in_, made.n_rows_ = content["sizes"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"path: {path} is not complete ({error}). Restore a copy of it, or save the "
-                "estimator again."
-            ) from error
+        content = read_checkpoint(path, _KIND, "cpu", {**STORED, "stack": dict})
+        made = cls._from_stored(content, path)
         made.stack_ = StackedGP()
         made.stack_.__setstate__(content["stack"])
-        if content["feature_names"] is not None:
-            made.feature_names_in_ = np.array(content["feature_names"], dtype=object)
         return made
-
-    def _seed(self) -> int:
-        if self.random_state is None:
-            return 0
-        if isinstance(self.random_state, int | np.integer):
-            return int(self.random_state)
-        return int(check_random_state(self.random_state).randint(2**31 - 1))
-
-    def _rows(self, X: Any, fitting: bool) -> pandas.DataFrame:
-        """The rows as a data frame, of the columns of the fit."""
-        if isinstance(X, pandas.DataFrame):
-            names = list(map(str, X.columns))
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                got = f"several columns named {', '.join(map(repr, twice))}"
-                raise ArgumentError("X", got, "columns of different names")
-            # The names and number of columns alone: the encoding looks at their values.
-            validate_data(self, cast(Any, X), reset=fitting, skip_check_array=True)
-            if X.shape[0] == 0:
-                raise ArgumentError("X", "a data frame without rows", "at least one row")
-            return X.rename(columns=str)
-        X = validate_data(self, X, reset=fitting, dtype=np.float64, ensure_all_finite="allow-nan")
-        return pandas.DataFrame(X, columns=[f"x{i}" for i in range(X.shape[1])])
 
 
 def _targets(y: Any, table: pandas.DataFrame) -> NDArray[np.float64]:
-    if y is None:
-        raise ValueError("y: this estimator requires y to be passed, but the target y is None.")
+    check_given(y)
     check: Any = check_array
     try:
         y = column_or_1d(check(y, ensure_2d=False, dtype=np.float64, input_name="y"), warn=True)
@@ -345,23 +258,3 @@ def _targets(y: Any, table: pandas.DataFrame) -> NDArray[np.float64]:
         raise
     check_consistent_length(table, y)
     return np.array(y, dtype=np.float64)
-
-
-def _fit_encoding(table: pandas.DataFrame, is_frame: bool) -> InputEncoding:
-    """How columns become inputs; those of an array are numbers. A warning says what is not used."""
-    columns = {name: column_of(table, name) for name in table.columns}
-    kinds: dict[str, Kind] = {
-        name: kind_of(column) if is_frame or column.isna().all() else "number"
-        for name, column in columns.items()
-    }
-    encoding = fit_inputs(table, kinds)
-    if encoding.left_out:
-        said = "; ".join(f"{name!r}: {reason}" for name, reason in encoding.left_out.items())
-        message = f"Columns that are no inputs: {said}."
-        warnings.warn(message, UserWarning, stacklevel=callers_level())
-    if encoding.notes:
-        warnings.warn(" ".join(encoding.notes), UserWarning, stacklevel=callers_level())
-    if not encoding.columns:
-        got = f"no usable column of {table.shape[1]}"
-        raise ArgumentError("X", got, "at least one column to predict from")
-    return encoding

@@ -32,7 +32,7 @@ from gpclml.tables.candidates import (
 )
 from gpclml.tables.components import Component
 from gpclml.tables.encoding import MOST_WILD, unusual_values
-from gpclml.tables.missing import averaged, unknown_inputs
+from gpclml.tables.missing import averaged, unknown_inputs, within_reach
 from gpclml.tables.mixture import StackedPrediction
 
 if TYPE_CHECKING:
@@ -411,11 +411,7 @@ class StackedGP:
         fits = made.shape[-1:] == train_x.shape[-1:] and made.device == train_x.device
         if math.isinf(self.extrapolation) or not fits:
             return made  # the models say what is wrong with it
-        least, most = train_x.aminmax(dim=0)
-        room = self.extrapolation * (most - least)
-        # NaN and infinite values stay what they are, to be refused.
-        moved = made.clamp(least - room, most + room)
-        return torch.where(made.isfinite(), moved, made)
+        return within_reach(made, train_x, self.extrapolation)
 
 
 def _checked(x: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor, list[str] | None]:

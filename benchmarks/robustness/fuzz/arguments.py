@@ -98,6 +98,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         self=Laplace(mlp(3), classes()), data=(inputs(), labels()),
         validation=(inputs(), labels()), progress=False),
     "laplace.Laplace.predict": lambda: dict(self=posterior(), x=inputs(3)),
+    "tables.Classifier": lambda: dict(kernels=("rbf",)),
     "tables.Regressor": lambda: dict(candidates=("linear",)),
     "tables.StackedGP": lambda: dict(candidates=("linear",)),
     "tables.StackedGP.fit": lambda: dict(

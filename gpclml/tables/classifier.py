@@ -1,0 +1,453 @@
+"""An average of Gaussian process classifiers as an estimator of scikit-learn, for tables."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+import pandas
+import torch
+from gpytorch.constraints import GreaterThan
+from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, RQKernel, ScaleKernel
+from joblib import Parallel, delayed, effective_n_jobs
+from scipy.optimize import minimize_scalar
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+)
+from torch import Tensor
+
+from gpclml._utils.arguments import callers_level, check_counts
+from gpclml._utils.environment import progress_bar
+from gpclml._utils.files import read_checkpoint, write_checkpoint
+from gpclml.errors import ArgumentError, DataError, NonFiniteError, UnknownNameError
+from gpclml.fit import FitWarning, fit_mll
+from gpclml.inference.laplace import find_mode
+from gpclml.likelihoods import target_density
+from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.models import GPClassification
+from gpclml.models.latent import add_latent_priors
+from gpclml.tables.estimator import (
+    STORED,
+    Scored,
+    TableEstimator,
+    check_given,
+    fit_encoding,
+    warn_of_drawn_rows,
+)
+from gpclml.tables.missing import averaged_values, filled, unknown_inputs, within_reach
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+
+_KIND = "gpclml.Classifier"
+_REACH = 2.0  # ranges of a column that new values may be away from those of the training rows
+_LEAST_LENGTHSCALE = 1e-3  # in deviations of a column, as named kernels have it
+_SHAPE_START = 3.0  # of the rational quadratic, near the RBF
+
+_STATIONARY: Mapping[str, Callable[..., Kernel]] = {
+    "rbf": RBFKernel,
+    "matern32": partial(MaternKernel, 1.5),
+    "matern52": partial(MaternKernel, 2.5),
+    "rq": RQKernel,
+    "linear_rbf": RBFKernel,
+}
+KERNELS = tuple(_STATIONARY)
+"""Kernels of the models that a :class:`Classifier` averages, by name."""
+
+
+assert issubclass(ClassifierMixin, Scored)
+
+
+@dataclass(eq=False, repr=False)
+class ClassModels:
+    """Models of two classes by kernel, or for more classes one for each against the others.
+
+    Attributes:
+        x: Inputs of the training rows, ``(n, d)``.
+        numbers: Their classes, counted from 0, ``(n,)``.
+        categories: For each category the columns that are its levels.
+        seed: Of the fits and of draws for missing values.
+        models: For each kernel that was fitted, models in the order of the classes; of two classes
+            one model, of class 1.
+        failures: For each kernel that was left out the error.
+        power: Of the odds of more than two classes.
+    """
+
+    x: Tensor
+    numbers: Tensor
+    categories: list[list[int]]
+    seed: int
+    models: dict[str, list[GPClassification]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    power: float = 1.0
+
+    def fit(self, names: Sequence[str], n_jobs: int | None, progress: bool | None) -> None:
+        """Fits the models of these kernels; a warning says which are left out.
+
+        Raises:
+            Exception: That of the first fit, if no kernel could be fitted.
+        """
+        jobs = [(name, labels) for name in names for labels in self._labels()]
+        workers = effective_n_jobs(n_jobs or 1)
+        # Threads of several processes on the same cores would wait for each other.
+        threads = max(1, torch.get_num_threads() // min(workers, len(jobs)))
+        fits = Parallel(n_jobs=workers, return_as="generator")(
+            delayed(_fitted_state)(name, self.x, y, self.seed, threads) for name, y in jobs
+        )
+        bar = progress_bar(fits, progress=progress, desc="classifier", total=len(jobs))
+        states, errors = {}, {}
+        for (name, _), fit in zip(jobs, bar, strict=True):
+            if isinstance(fit, Exception):
+                errors.setdefault(name, fit)
+            else:
+                states.setdefault(name, []).append(fit)
+        if len(errors) == len(names):
+            raise errors[names[0]]
+        self.failures = {name: f"{type(e).__name__}: {e}" for name, e in errors.items()}
+        if errors:
+            said = "; ".join(f"{name} ({reason})" for name, reason in self.failures.items())
+            message = f"Left out of the average: {said}."
+            warnings.warn(message, FitWarning, stacklevel=callers_level())
+        self._restore({name: states[name] for name in names if name not in errors})
+        if len(self._labels()) > 1:
+            self._fit_power()
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Of each class at points ``(m, d)``, NaN where missing: ``(classes, m)``."""
+        x = within_reach(x, self.x, _REACH)
+        return averaged_values(self._average, x, self.x, self.categories, self.seed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # GPyTorch's priors and constraints hold functions that other processes cannot be sent.
+        states = {
+            name: [dict(model.state_dict()) for model in models]
+            for name, models in self.models.items()
+        }
+        return {**vars(self), "models": states}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ClassModels.__init__(self, **{**state, "models": {}})
+        self._restore(state["models"])
+
+    def _labels(self) -> list[Tensor]:
+        """For each model the class of each training row, 0 or 1."""
+        count = int(self.numbers.max()) + 1
+        labels = range(count) if count > 2 else [1]
+        return [(self.numbers == label).to(self.x) for label in labels]
+
+    def _restore(self, states: Mapping[str, list[dict[str, Tensor]]]) -> None:
+        for name, of_classes in states.items():
+            self.models[name] = [_untrained(name, self.x, y).eval() for y in self._labels()]
+            for model, state in zip(self.models[name], of_classes, strict=True):
+                model.load_state_dict(state)
+
+    def _average(self, x: Tensor) -> Tensor:
+        def margins(model: GPClassification) -> Tensor:
+            prediction = model.predict(x, progress=False)
+            return prediction.latent_mean / (1 + prediction.latent_variance).sqrt()
+
+        return (self.power * self._log_odds(margins)).softmax(1).mean(0)
+
+    def _log_odds(self, margins: Callable[[GPClassification], Tensor]) -> Tensor:
+        """Logarithms of numbers in proportion to probabilities, ``(kernels, classes, m)``.
+
+        ``margins`` gives normal quantiles of the probabilities of a model.
+        """
+        z = torch.stack([torch.stack([*map(margins, models)]) for models in self.models.values()])
+        log_odds = torch.special.log_ndtr(z) - torch.special.log_ndtr(-z)
+        # Of two classes each model says the odds of one to the other.
+        return log_odds if z.shape[1] > 1 else torch.cat([-log_odds, log_odds], 1) / 2
+
+    def _fit_power(self) -> None:
+        """The power under which each training row is predicted best from the others."""
+        log_odds, rows = self._log_odds(_left_out), torch.arange(len(self.numbers))
+
+        def loss(log_power: float) -> float:
+            logs = (math.exp(log_power) * log_odds).log_softmax(1).logsumexp(0)
+            # Rows that are all predicted right would have it grow without end.
+            return 0.5 * log_power**2 - float(logs[self.numbers, rows].sum())
+
+        found: Any = minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded")
+        self.power = math.exp(found.x)
+
+
+@torch.no_grad()
+def _left_out(model: GPClassification) -> Tensor:
+    """Normal quantiles of probabilities of class 1 at the training rows, each given the others.
+
+    The row is taken out of the approximation at the mode of all rows (Vehtari et al. 2016).
+    """
+    prior = model.forward(cast(Any, model.train_inputs)[0])
+    matrix, density = prior.covariance_matrix, target_density(model.likelihood)
+    mode = find_mode(matrix, prior.mean, density, cast(Tensor, model.train_targets))
+    _, variance = mode.curvature.r_and_variance()
+    # Without the row the variance is larger, and at most that of the prior.
+    precision = (1 / variance - mode.curvature.curvature).maximum(1 / matrix.diagonal())
+    mean = mode.latent - mode.at.first / precision
+    return mean / (1 + 1 / precision).sqrt()
+
+
+def _untrained(name: str, x: Tensor, y: Tensor) -> GPClassification:
+    """The model of a kernel, with weak priors and a lengthscale for each input."""
+    d = x.shape[-1]
+    bound = GreaterThan(_LEAST_LENGTHSCALE)
+    base = _STATIONARY[name](ard_num_dims=d, lengthscale_constraint=bound)
+    base.initialize(lengthscale=math.sqrt(d))
+    if isinstance(base, RQKernel):
+        base.initialize(alpha=_SHAPE_START)
+    kernel: Kernel = ScaleKernel(base)
+    if name == "linear_rbf":
+        linear = LinearKernel()
+        linear.variance = 1 / d  # so that the scale is that of latent values, and has its prior
+        linear.raw_variance.requires_grad_(False)
+        kernel = ScaleKernel(linear) + kernel
+    kernel = kernel.to(x)
+    add_latent_priors(kernel, x)
+    return GPClassification(x, y, kernel)
+
+
+def _fitted_state(
+    name: str, x: Tensor, y: Tensor, seed: int, threads: int
+) -> dict[str, Tensor] | Exception:
+    """The fitted parameters of a model, or why there are none; the model itself has no pickle."""
+    torch.set_num_threads(threads)
+    try:
+        model = _untrained(name, x, y)
+        mll = LaplaceMarginalLogLikelihood(model.likelihood, model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FitWarning)
+            objective = fit_mll(mll, seed=seed, progress=False).objective
+        if not math.isfinite(objective):
+            raise NonFiniteError("objective", objective, "a finite one", f"Leave out {name!r}.")
+    except Exception as error:  # whatever it is, the others are worth having
+        return error
+    return dict(model.state_dict())
+
+
+class Classifier(ClassifierMixin, TableEstimator):
+    """A scikit-learn classifier for tables: an average of Gaussian processes of several kernels.
+
+    It takes arrays and data frames as :class:`Regressor` does, with the same rules for categories,
+    missing values, codes such as -999 and wild cells, and labels of any type. Probabilities are the
+    plain average of those of up to five :class:`~gpclml.models.GPClassification`, fitted by the
+    Laplace approximation of their marginal likelihoods with weak priors. Each has a lengthscale for
+    each input.
+
+    With more than two classes there is a model of each against the others. Given that exactly one
+    of them is right, classes have probabilities in proportion to their odds. The odds are raised to
+    a power that predicts each training row best from the others; without it, probabilities of ten
+    classes are far too cautious.
+
+    Args:
+        kernels: Names of the kernels; None for all: "rbf", "matern32", "matern52" (Matern of 3/2
+            and 5/2), "rq" (rational quadratic) and "linear_rbf" (a linear function and RBF).
+        max_rows: Largest number of training rows. If there are more, so many are drawn at random,
+            with the shares of the classes, and a warning. None for all.
+        n_jobs: Number of processes that fit models, as joblib takes it; None for one.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
+        random_state: Seed of the drawn rows: an integer or a ``RandomState``. None is the same as
+            0, so the same call gives the same fit.
+
+    Attributes:
+        classes_: The labels, sorted; columns of probabilities are in this order.
+        models_: The fitted models, ``models_.models`` by kernel, and ``models_.failures``.
+        encoding_: How columns become inputs.
+        n_rows_: Number of rows that were fitted to.
+        n_features_in_: Number of columns.
+        feature_names_in_: Names of the columns, if X was a data frame whose names are strings.
+
+    Raises:
+        ArgumentError: In ``fit``: one class alone, missing labels, fewer rows than classes, two
+            columns of one name, a column of both numbers and other texts, or no usable column.
+        UnknownNameError: In ``fit``: there is no such kernel.
+        ValueError: In ``fit`` and ``predict``: infinite values, columns that are not those of the
+            fit, or anything that scikit-learn refuses for all classifiers.
+
+    Note:
+        An evaluation in a fit takes about five Cholesky factors of n x n, and a fit about 50
+        evaluations; a prediction takes about seven factors for each model.
+
+    Examples:
+        >>> from sklearn.datasets import load_breast_cancer
+        >>> from gpclml import Classifier
+        >>> x, y = load_breast_cancer(return_X_y=True, as_frame=True)
+        >>> classifier = Classifier(["rbf", "linear_rbf"]).fit(x[:80], y[:80])
+        >>> probabilities = classifier.predict_proba(x[80:])
+    """
+
+    classes_: NDArray[Any]
+    models_: ClassModels
+
+    def __init__(
+        self,
+        kernels: Sequence[str] | None = None,
+        *,
+        max_rows: int | None = 2000,
+        n_jobs: int | None = None,
+        progress: bool | None = False,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.kernels = kernels
+        self.max_rows = max_rows
+        self.n_jobs = n_jobs
+        self.progress = progress
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike | pandas.DataFrame, y: ArrayLike) -> Self:
+        """Fits the models to a table.
+
+        Args:
+            X: Rows, ``(n, columns)``: an array of numbers or a data frame.
+            y: Labels, ``(n,)``, of any type that can be sorted.
+
+        Returns:
+            The estimator itself.
+
+        Warns:
+            UserWarning: Rows were drawn at random, or columns are not used as inputs.
+            FitWarning: A kernel is left out because its fit failed.
+        """
+        names = _checked_kernels(self.kernels)
+        table = self._rows(X, fitting=True)
+        classes, numbers = _classes(y, table)
+        seed = self._seed()
+        check_counts(len(classes), max_rows=self.max_rows)
+        if self.max_rows is not None and len(table) > self.max_rows:
+            rows = _drawn_rows(numbers, self.max_rows, seed)
+            warn_of_drawn_rows(self.max_rows, len(table))
+            table, numbers = table.iloc[rows], numbers[rows]
+        # Decided on the drawn rows alone, so that the limit bounds all work.
+        encoding = fit_encoding(table, isinstance(X, pandas.DataFrame))
+        x = filled(torch.from_numpy(encoding.encode(table)), encoding.categories, seed)
+        models = ClassModels(x, torch.from_numpy(numbers), encoding.categories, seed)
+        models.fit(names, self.n_jobs, self.progress)
+        self.classes_, self.models_, self.encoding_ = classes, models, encoding
+        self.n_rows_ = len(table)
+        return self
+
+    def predict_proba(self, X: ArrayLike | pandas.DataFrame) -> NDArray[np.float64]:
+        """Probabilities of the classes.
+
+        Args:
+            X: Rows with the columns of the fit.
+
+        Returns:
+            ``(m, classes)``, in the order of ``classes_``.
+
+        Raises:
+            ValueError: As in ``fit``, or the columns are not those of the fit.
+
+        Warns:
+            UserWarning: A value is missing, or a level unknown, where hardly any training row has
+                that. Probabilities are averages over what it may be.
+        """
+        check_is_fitted(self)
+        models = self.models_
+        x = self._new_inputs(X, lambda x: unknown_inputs(x, models.x, models.categories))
+        return models.probabilities(x).T.numpy()
+
+    def predict(self, X: ArrayLike | pandas.DataFrame) -> NDArray[Any]:
+        """The labels of the most probable classes, ``(m,)``.
+
+        Args:
+            X: Rows with the columns of the fit.
+
+        Raises:
+            ValueError: As :meth:`predict_proba`.
+        """
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the fitted estimator and its training rows to one file, without pickled objects.
+
+        Args:
+            path: File to write; replaced if it is there.
+
+        Raises:
+            DataError: The file cannot be written.
+        """
+        content = self._stored()
+        labels = {"classes": self.classes_.tolist(), "dtype": str(self.classes_.dtype)}
+        write_checkpoint(path, _KIND, content | labels | {"models": self.models_.__getstate__()})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Classifier:
+        """Reads an estimator that :meth:`save` wrote; its predictions are the same bit for bit.
+
+        Args:
+            path: File to read.
+
+        Raises:
+            DataError: The file is missing, damaged or not such a checkpoint.
+        """
+        required = {**STORED, "models": dict, "classes": list, "dtype": str}
+        content = read_checkpoint(path, _KIND, "cpu", required)
+        made = cls._from_stored(content, path)
+        made.classes_ = np.array(content["classes"], dtype=content["dtype"])
+        made.models_ = object.__new__(ClassModels)
+        try:
+            made.models_.__setstate__(content["models"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise DataError(
+                f"path: {path} cannot be restored ({type(error).__name__}: {error}). Restore a "
+                "copy of it, or save the estimator again."
+            ) from error
+        return made
+
+
+def _checked_kernels(kernels: Sequence[str] | None) -> list[str]:
+    """Names of the kernels, each once, in the order in which all are listed."""
+    if kernels is None:
+        return list(KERNELS)
+    for name in (kernels,) if isinstance(kernels, str) else kernels:
+        if name not in KERNELS:
+            raise UnknownNameError("kernels", name, KERNELS)
+    if isinstance(kernels, str):
+        raise ArgumentError("kernels", repr(kernels), f"names in a list: [{kernels!r}]")
+    if len(kernels) == 0:
+        raise ArgumentError("kernels", "none", "at least one name")
+    return [name for name in KERNELS if name in kernels]
+
+
+def _classes(y: Any, table: pandas.DataFrame) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The labels, sorted, and for each row the number of its label."""
+    check_given(y)
+    check: Any = check_array
+    labels = column_or_1d(check(y, ensure_2d=False, dtype=None, input_name="y"), warn=True)
+    missing = int(cast(Any, pandas.isna(labels)).sum())
+    if missing:
+        suggestion = "Leave out the rows without a label."
+        raise ArgumentError("y", f"{missing} missing labels", "a label for each row", suggestion)
+    if labels.dtype == object and not any(isinstance(label, str) for label in labels):
+        labels = np.array(labels.tolist())  # numbers and booleans of a column of objects
+    check_consistent_length(table, labels)
+    check_classification_targets(labels)
+    classes, numbers = np.unique(labels, return_inverse=True)
+    if len(classes) < 2:
+        got, suggestion = f"one class, {classes.tolist()[0]!r}", "Give rows of at least two."
+        raise ArgumentError("y", got, "two classes or more", suggestion)
+    return classes, numbers
+
+
+def _drawn_rows(numbers: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
+    """Rows drawn at random with the shares of the classes, at least one row of each."""
+    draws = np.random.default_rng(seed)
+    places = np.empty(len(numbers))
+    for label in range(numbers.max() + 1):
+        rows = draws.permutation(np.flatnonzero(numbers == label))
+        places[rows] = (np.arange(len(rows)) + 0.5) / len(rows)
+        places[rows[0]] = 0.0
+    return np.sort(np.argsort(places, kind="stable")[:count])

@@ -1,0 +1,245 @@
+"""The classifier of scikit-learn: its own checks, labels of all kinds, tables, files, bad input."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from gpytorch.kernels import AdditiveKernel, Kernel
+from sklearn.exceptions import DataConversionWarning
+from sklearn.model_selection import cross_val_score
+from sklearn.utils.estimator_checks import check_estimator
+
+from gpclml import Classifier, FitWarning, LaplaceMarginalLogLikelihood, fit_mll
+from gpclml.errors import ArgumentError, DataError, UnknownNameError
+from gpclml.models import GPClassification
+from gpclml.tables import classifier as module
+
+FAST = ("rbf",)
+
+
+def arrays(n=40, d=2, seed=0):
+    draws = np.random.default_rng(seed)
+    x = draws.uniform(0, 3, (n, d))
+    return x, (np.sin(2 * x[:, 0]) + 0.3 * draws.standard_normal(n) > 0).astype(int)
+
+
+def frame(n=60, seed=0):
+    draws = np.random.default_rng(seed)
+    table = pd.DataFrame({"size": draws.uniform(0, 3, n), "kind": draws.choice(["a", "b", "c"], n)})
+    shift = table["kind"].map({"a": -2.0, "b": 2.0, "c": 0.0}).to_numpy(float)
+    score = shift + table["size"] - 1.5 + 0.3 * draws.standard_normal(n)
+    return table, np.where(score > 0, "yes", "no")
+
+
+def test_the_checks_of_scikit_learn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of rows and columns left out, and of skipped checks
+        results = check_estimator(Classifier(FAST, max_rows=60), on_fail=None, on_skip=None)
+    assert len(results) > 40
+    failed = {
+        result["check_name"]: result["exception"]
+        for result in results
+        if result["status"] == "failed"
+    }
+    assert not failed
+
+
+def test_probabilities_are_the_mean_of_those_of_the_members():
+    x, y = arrays()
+    new = arrays(9, seed=1)[0]
+    classifier = Classifier().fit(x, y)
+    assert tuple(classifier.models_.models) == module.KERNELS
+    members = [model.predict(new) for [model] in classifier.models_.models.values()]
+    expected = torch.stack([member.probabilities for member in members]).mean(0).numpy()
+    found = classifier.predict_proba(new)
+    np.testing.assert_allclose(found[:, 1], expected, rtol=1e-12)
+    np.testing.assert_allclose(found.sum(1), 1.0)
+    single = Classifier(["matern52"]).fit(x, y).predict_proba(new)[:, 1]
+    model = GPClassification(x, y)  # the kernel "matern" has the same start and priors
+    fit_mll(LaplaceMarginalLogLikelihood(model.likelihood, model))
+    np.testing.assert_allclose(single, model.predict(new).probabilities, rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [False, True], [-1, 1], [1, 2], [0.0, 1.0], ["no", "yes"], np.array([3, 7], dtype=object),
+        pd.Categorical(["b", "d"]), pd.array([0, 1], dtype="Int64"),
+        pd.array([False, True], dtype="boolean"), pd.array(["u", "v"], dtype="string"),
+    ],
+)  # fmt: skip
+def test_labels_of_any_type(labels):
+    x, y = arrays()
+    given = pd.Series(labels).take(y) if hasattr(labels, "take") else np.array(labels)[y]
+    classifier = Classifier(FAST).fit(x, given)
+    np.testing.assert_array_equal(classifier.classes_, list(labels))
+    expected = Classifier(FAST).fit(x, y)
+    np.testing.assert_array_equal(classifier.predict_proba(x), expected.predict_proba(x))
+    np.testing.assert_array_equal(
+        classifier.predict(x), np.array(list(labels))[expected.predict(x)]
+    )
+    assert classifier.score(x, np.array(list(labels))[y]) > 0.8
+
+
+def test_a_column_of_labels_is_taken_with_a_warning():
+    x, y = arrays()
+    with pytest.warns(DataConversionWarning, match="column-vector y"):
+        column = Classifier(FAST).fit(x, y[:, None])
+    np.testing.assert_array_equal(column.predict(x), Classifier(FAST).fit(x, y).predict(x))
+
+
+def test_data_frames_with_categories_and_missing_values():
+    table, y = frame()
+    assert cross_val_score(Classifier(FAST), table, y, cv=3).mean() > 0.85
+    classifier = Classifier(FAST).fit(table, y)
+    assert classifier.encoding_.names == ("size", "kind = a", "kind = b", "kind = c")
+    new = pd.DataFrame({"size": [1.5, 1.5, np.nan], "kind": ["a", "b", "b"]})
+    with pytest.warns(UserWarning, match="1 of 3 rows have values missing") as caught:
+        low, high, lacks = classifier.predict_proba(new)[:, 1]
+    assert caught[0].filename == __file__
+    # Nothing is known of the size: as sure as on average over sizes, less than at the best.
+    each = new.iloc[[1] * 60].assign(size=table["size"].to_numpy())
+    average = classifier.predict_proba(each)[:, 1].mean()
+    assert low < 0.2 < 0.8 < high
+    assert lacks == pytest.approx(average, abs=0.1)
+    table.loc[::5, "size"] = np.nan
+    marked = Classifier(FAST).fit(table, y)
+    assert "size is missing" in marked.encoding_.names
+    assert np.isfinite(marked.predict_proba(table)).all()
+
+
+def test_classes_that_a_line_parts_and_one_row_of_a_class():
+    x, _ = arrays(60)
+    for kernel in module.KERNELS:
+        classifier = Classifier([kernel]).fit(x, x[:, 0] > 1.5)
+        assert classifier.score(x, x[:, 0] > 1.5) > 0.95
+        rare = Classifier([kernel]).fit(x, np.arange(60) == 7)
+        assert rare.predict_proba(x)[:, 1].mean() == pytest.approx(1 / 60, abs=0.05)
+
+
+def test_many_classes():
+    x, _ = arrays(60)
+    y = np.array(["low", "middle", "high", "top"])[(x[:, 0] > 1).astype(int) + (x[:, 1] > 1.5) * 2]
+    y[0] = "one"  # a class of one row
+    classifier = Classifier(["rbf", "linear_rbf"]).fit(x, y)
+    assert list(classifier.classes_) == ["high", "low", "middle", "one", "top"]
+    found = classifier.predict_proba(x)
+    assert classifier.score(x, y) > 0.9
+    np.testing.assert_allclose(found.sum(1), 1.0)
+    each = []
+    for models in classifier.models_.models.values():
+        p = np.stack([model.predict(x).probabilities.numpy() for model in models], axis=1)
+        odds = (p / (1 - p)) ** classifier.models_.power
+        each.append(odds / odds.sum(1, keepdims=True))
+    np.testing.assert_allclose(found, np.mean(each, axis=0), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_several_processes_give_the_same_fit():
+    x, y = arrays()
+    single, several = (Classifier(["rbf", "rq"], n_jobs=jobs).fit(x, y) for jobs in (None, 2))
+    np.testing.assert_allclose(single.predict_proba(x), several.predict_proba(x), rtol=1e-6)
+
+
+def test_rows_are_left_out_as_if_the_model_was_fitted_without_them():
+    x, y = map(torch.from_numpy, arrays(50))
+    model = GPClassification(x, y.double())
+    fit_mll(LaplaceMarginalLogLikelihood(model.likelihood, model))
+    expected = []
+    for row in range(50):
+        others = torch.arange(50) != row
+        without = GPClassification(x[others], y[others].double())
+        without.load_state_dict(model.state_dict())
+        expected.append(without.predict(x[row : row + 1]).probabilities)
+    found = torch.special.ndtr(module._left_out(model))
+    torch.testing.assert_close(found, torch.cat(expected), atol=0.03, rtol=0.0)
+
+
+def test_equal_rows_with_other_labels_share_their_probability():
+    x = np.repeat([[0.0], [1.0]], 20, axis=0)
+    y = np.arange(40) % 20 < np.repeat([5, 15], 20)
+    found = Classifier(FAST).fit(x, y).predict_proba([[0.0], [1.0]])[:, 1]
+    assert found == pytest.approx([0.25, 0.75], abs=0.08)
+
+
+def test_more_rows_than_are_fitted_to():
+    x, y = arrays(60)
+    y = np.where(np.arange(60) == 3, 5, y)  # a class of one row
+    with pytest.warns(UserWarning, match="20 of 60 rows, drawn at random") as caught:
+        first = Classifier(FAST, max_rows=20, random_state=3).fit(x, y)
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match="20 of 60"):
+        same, other = (Classifier(FAST, max_rows=20, random_state=s).fit(x, y) for s in (3, 4))
+    assert first.n_rows_ == 20
+    shares = np.bincount(first.models_.numbers) / 20
+    assert shares == pytest.approx(np.unique(y, return_counts=True)[1] / 60, abs=0.06)
+    np.testing.assert_array_equal(first.predict_proba(x), same.predict_proba(x))
+    assert not np.array_equal(first.predict_proba(x), other.predict_proba(x))
+
+
+def test_kernels_whose_fit_fails_are_left_out(monkeypatch):
+    x, y = arrays()
+    fit = module.fit_mll
+    broken: tuple = (AdditiveKernel,)
+
+    def fails(mll, **options):
+        if isinstance(mll.model.covar_module, broken):
+            raise RuntimeError("no factor")
+        return fit(mll, **options)
+
+    monkeypatch.setattr(module, "fit_mll", fails)
+    with pytest.warns(FitWarning, match=r"linear_rbf \(RuntimeError: no factor\)") as caught:
+        classifier = Classifier(["rbf", "linear_rbf"]).fit(x, y)
+    assert caught[0].filename == __file__
+    assert list(classifier.models_.models) == ["rbf"]
+    alone = Classifier(["rbf"]).fit(x, y)
+    np.testing.assert_array_equal(classifier.predict_proba(x), alone.predict_proba(x))
+    broken = (Kernel,)
+    with pytest.raises(RuntimeError, match="no factor"):
+        Classifier(["rbf", "linear_rbf"]).fit(x, y)
+
+
+def test_pickles_and_files_give_the_same_predictions(tmp_path):
+    table, y = frame()
+    table.loc[3:9, "size"] = np.nan
+    classifier = Classifier(list(FAST), random_state=np.int64(5)).fit(table, y)
+    expected = classifier.predict_proba(table)
+    classifier.save(tmp_path / "classifier.pt")
+    torch.load(tmp_path / "classifier.pt", weights_only=True)
+    loaded = Classifier.load(tmp_path / "classifier.pt")
+    for other in (pickle.loads(pickle.dumps(classifier)), loaded):
+        np.testing.assert_array_equal(other.predict_proba(table), expected)
+        np.testing.assert_array_equal(other.predict(table), classifier.predict(table))
+    assert loaded.classes_.dtype == classifier.classes_.dtype
+    assert loaded.get_params() == classifier.get_params()
+    with pytest.raises(DataError, match="no file"):
+        Classifier.load(tmp_path / "none.pt")
+
+
+BAD = [  # changes of inputs and of labels, and of the estimator
+    ({"y": lambda y: 0 * y}, {}, ArgumentError, "y: got one class, 0"),
+    ({"y": lambda y: np.where(y == 1, np.nan, 0.0)}, {}, ValueError, "y contains NaN"),
+    ({"y": lambda y: np.where(y == 1, "a", None)}, {}, ValueError, "missing labels"),
+    ({"y": lambda y: np.array([1, "a"] * 20, dtype=object)}, {}, ValueError, "label"),
+    ({"y": lambda y: y + 0.3 * np.arange(40)}, {}, ValueError, "Unknown label type"),
+    ({"y": lambda y: None}, {}, ValueError, "requires y"),
+    ({"x": lambda x: np.where(x == x[3, 1], np.inf, x)}, {}, ValueError, "infinity"),
+    ({"x": lambda x: pd.DataFrame(x, columns=["a", "a"])}, {}, ArgumentError, "named 'a'"),
+    ({}, {"kernels": ("matern",)}, UnknownNameError, "matern32"),
+    ({}, {"kernels": "rbf"}, ArgumentError, "got 'rbf', expected names in a list"),
+    ({}, {"kernels": ()}, ArgumentError, "at least one name"),
+    ({}, {"max_rows": 1}, ArgumentError, "max_rows: got 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "arguments", "error", "message"), BAD)
+def test_fits_that_are_refused(changes, arguments, error, message):
+    x, y = arrays()
+    x, y = changes.get("x", lambda x: x)(x), changes.get("y", lambda y: y)(y)
+    with pytest.raises(error, match=message):
+        Classifier(**{"kernels": FAST, **arguments}).fit(x, y)
