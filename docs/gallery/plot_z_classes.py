@@ -40,6 +40,7 @@ for axes, values, title in (
     figure.colorbar(colors, ax=axes)
     axes.scatter(*x.T, c=y, s=12, cmap="gray", edgecolors="white", linewidths=0.4)
     axes.set_title(title, fontsize=10)
+
 right.plot(t, counts, ".", color="black")
 right.plot(t, new.mean, color="#0072b2")
 right.fill_between(

@@ -341,7 +341,8 @@ def find_sites(
     precision = -mode.at.second
     # Of z and the precision W their product, which is finite where W is zero.
     shift = mode.at.first + precision * (mode.latent - prior_mean)
-    step, change, moves = 1.0, math.inf, None
+    step, change = 1.0, math.inf
+    kept, moves = (precision, shift), None
     for _ in range(_MOST_SWEEPS):
         curvature = _Curvature(K, precision, True)
         weights = shift - curvature.times_r(K @ shift.unsqueeze(-1)).squeeze(-1)
