@@ -32,8 +32,8 @@ from gpclml._utils.environment import progress_bar
 from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError, DataError, NonFiniteError, UnknownNameError
 from gpclml.fit import FitWarning, fit_mll
-from gpclml.inference.laplace import find_mode
-from gpclml.likelihoods import target_density
+from gpclml.inference import training_observations
+from gpclml.inference.laplace import LatentObservations
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import GPClassification
 from gpclml.models.latent import add_latent_priors
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 _KIND = "gpclml.Classifier"
 _REACH = 2.0  # ranges of a column that new values may be away from those of the training rows
 _LEAST_LENGTHSCALE = 1e-3  # in deviations of a column, as named kernels have it
+_LEAST_SHARE = 1e-12  # of a class in the probabilities of a row that is left out
 _SHAPE_START = 3.0  # of the rational quadratic, near the RBF
 
 _STATIONARY: Mapping[str, Callable[..., Kernel]] = {
@@ -185,18 +186,11 @@ class ClassModels:
 
 @torch.no_grad()
 def _left_out(model: GPClassification) -> Tensor:
-    """Normal quantiles of probabilities of class 1 at the training rows, each given the others.
-
-    The row is taken out of the approximation at the mode of all rows (Vehtari et al. 2016).
-    """
-    prior = model.forward(cast(Any, model.train_inputs)[0])
-    matrix, density = prior.covariance_matrix, target_density(model.likelihood)
-    mode = find_mode(matrix, prior.mean, density, cast(Tensor, model.train_targets))
-    _, variance = mode.curvature.r_and_variance()
-    # Without the row the variance is larger, and at most that of the prior.
-    precision = (1 / variance - mode.curvature.curvature).maximum(1 / matrix.diagonal())
-    mean = mode.latent - mode.at.first / precision
-    return mean / (1 + 1 / precision).sqrt()
+    """Normal quantiles of probabilities of class 1 at the training rows, each given the others."""
+    covariance = cast(LatentObservations, training_observations(model)).covariance
+    prior = covariance.mean
+    mean, _ = covariance.leave_one_out(torch.zeros_like(prior), torch.arange(len(prior)))
+    return torch.special.ndtri((mean + prior).double().clamp(_LEAST_SHARE, 1 - _LEAST_SHARE))
 
 
 def _untrained(name: str, x: Tensor, y: Tensor) -> GPClassification:
@@ -231,6 +225,7 @@ def _fitted_state(
             objective = fit_mll(mll, seed=seed, progress=False).objective
         if not math.isfinite(objective):
             raise NonFiniteError("objective", objective, "a finite one", f"Leave out {name!r}.")
+        model.predict(x[:1], progress=False)  # which may fail where the fit does not
     except Exception as error:  # whatever it is, the others are worth having
         return error
     return dict(model.state_dict())
