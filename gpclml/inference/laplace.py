@@ -405,7 +405,10 @@ class LatentObservations(Observations):
         given = {entry.name: getattr(self, entry.name) for entry in fields(Observations)}
         prior = Observations(**{**given, "missing": None}).covariance.to_dense()
         observed = None if self.missing is None else ~self.missing
-        return LatentCovariance(prior, self.mean, self.density, self.targets, observed, self.starts)
+        return LatentCovariance(
+            prior, self.mean, self.density, self.targets, observed, self.starts,
+            self.approximation,
+        )  # fmt: skip
 
     def covariance_by(
         self,

@@ -28,7 +28,7 @@ from gpclml import (
 )
 from gpclml.conditioning import NearestNeighbors
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
-from gpclml.inference.laplace import find_mode
+from gpclml.inference.laplace import find_mode, find_sites
 from gpclml.likelihoods import (
     LogisticLikelihood,
     LogNegativeBinomialLikelihood,
@@ -298,6 +298,55 @@ def test_the_posterior_with_negative_curvature_is_that_of_its_formula():
         torch.testing.assert_close(posterior.mean, cross.mT @ first, rtol=1e-6, atol=1e-6)
         expected = prior - cross.mT @ R @ cross
         torch.testing.assert_close(posterior.covariance_matrix, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
+@pytest.mark.parametrize("name", ["probit", "logistic", "negative-binomial"])
+def test_expectation_propagation_has_the_moments_of_quadrature(name, scale):
+    y = targets_of(name)
+    density = target_density(LIKELIHOODS[name]().double())
+    K = covariance(3, scale)
+    L = torch.linalg.cholesky(K)
+    z = torch.linspace(-6.5, 6.5, 66, dtype=torch.float64)
+    f = torch.cartesian_prod(z, z, z) @ L.mT
+    with torch.no_grad():
+        log_joint = density.log_prob(f, y).sum(-1) - 0.5 * torch.cartesian_prod(
+            z, z, z
+        ).square().sum(-1)
+    weights = log_joint.softmax(0).unsqueeze(-1)
+    mean = (weights * f).sum(0)
+    deviation = (weights * (f - mean).square()).sum(0).sqrt()
+    zeros = torch.zeros(3, dtype=torch.float64)
+    mode = find_mode(K, zeros, density, y)
+    sites = find_sites(K, mode, density, y, None)
+    found = K @ sites.weights
+    # In deviations of the posterior; the mode is much farther away where the scale is large.
+    error = ((found - mean) / deviation).abs().max().item()
+    assert error < 0.05
+    _, variance = sites.curvature.r_and_variance(K)
+    torch.testing.assert_close(variance.sqrt(), deviation, rtol=0.1, atol=0.0)
+    if scale == 100 and name != "negative-binomial":
+        assert ((mode.latent - mean) / deviation).abs().max().item() > 5 * error
+
+
+def test_sites_that_count_nowhere_stay_empty_and_batches_are_stacks():
+    x, y = drawn("probit", 12)
+    K = 30 * (-0.5 * torch.cdist(x, x).square() / 0.3**2).exp()
+    density, zeros = target_density(BernoulliLikelihood()), torch.zeros(12, dtype=torch.float64)
+    observed = torch.arange(12) < 9
+    mode = find_mode(K, zeros, density, y, observed)
+    masked = find_sites(K, mode, density, y, observed)
+    few = find_mode(K[:9, :9], zeros[:9], density, y[:9])
+    sites = find_sites(K[:9, :9], few, density, y[:9], None)
+    torch.testing.assert_close(masked.weights[:9], sites.weights, rtol=1e-4, atol=1e-6)
+    assert (masked.weights[9:].abs() < 1e-9).all()
+    stacked = torch.stack([K, 4 * K])
+    both = find_mode(stacked, zeros, density, y)
+    members = find_sites(stacked, both, density, y, None)
+    for index in range(2):
+        single = find_mode(stacked[index], zeros, density, y)
+        alone = find_sites(stacked[index], single, density, y, None)
+        torch.testing.assert_close(members.weights[index], alone.weights, rtol=1e-3, atol=1e-5)
 
 
 def test_what_is_not_taken_is_refused_by_name():

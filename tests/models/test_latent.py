@@ -77,6 +77,17 @@ def test_botorch_finds_the_same_optimum(data):
     assert -mll.compute_custom_loss().item() == pytest.approx(result.objective, abs=1e-5)
 
 
+def test_classes_that_are_told_apart_are_surer_by_expectation_propagation(data):
+    x, _, _ = data
+    y, new = x.sum(-1) > 1, torch.rand(500, 2, generator=torch.Generator().manual_seed(3)).double()
+    losses = {}
+    for approximation in ("ep", "laplace"):
+        model = GPClassification(x, y, "rbf", approximation=approximation)
+        fitted(model)
+        losses[approximation] = log_loss(model, new, (new.sum(-1) > 1).double())
+    assert losses["ep"] < losses["laplace"] - 0.02
+
+
 def test_separable_classes_do_not_run_away(data):
     x, _, _ = data
     model = GPClassification(x, x[:, 0] > 0.5)
