@@ -336,7 +336,9 @@ def find_sites(
         last = change
         curvature = _Curvature(K, precision, True)
         weights = shift - curvature.times_r(K @ shift.unsqueeze(-1)).squeeze(-1)
-        _, variance = curvature.r_and_variance(K)
+        # By a sum of squares, since sites far from the boundary have no precision to divide by.
+        reduction = curvature.whitened(K).square().sum(-2)
+        variance = K.diagonal(dim1=-2, dim2=-1) - reduction
         mean = prior_mean + _times(K, weights)
         cavity_variance = variance / (1 - precision * variance)
         cavity_mean = mean - cavity_variance * (shift - precision * (mean - prior_mean))

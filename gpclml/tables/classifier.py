@@ -238,12 +238,12 @@ class Classifier(ClassifierMixin, TableEstimator):
     missing values, codes such as -999 and wild cells, and labels of any type. Probabilities are the
     plain average of those of up to five :class:`~gpclml.models.GPClassification`, fitted by the
     Laplace approximation of their marginal likelihoods with weak priors. Each has a lengthscale for
-    each input.
+    each input, and predicts by expectation propagation.
 
     With more than two classes there is a model of each against the others. Given that exactly one
     of them is right, classes have probabilities in proportion to their odds. The odds are raised to
-    a power that predicts each training row best from the others; without it, probabilities of ten
-    classes are far too cautious.
+    a power that predicts each training row best from the others, without which they may be far too
+    cautious, or too sure.
 
     Args:
         kernels: Names of the kernels; None for all: "rbf", "matern32", "matern52" (Matern of 3/2
@@ -272,7 +272,7 @@ class Classifier(ClassifierMixin, TableEstimator):
 
     Note:
         An evaluation in a fit takes about five Cholesky factors of n x n, and a fit about 50
-        evaluations; a prediction takes about seven factors for each model.
+        evaluations; a prediction takes some ten factors for each model.
 
     Examples:
         >>> from sklearn.datasets import load_breast_cancer
