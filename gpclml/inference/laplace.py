@@ -78,7 +78,8 @@ _MOST_STEPS = 100  # of Newton's method, which takes about five
 _LAST_GAIN, _LAST_SLOW_GAIN = 1e-12, 1e-20
 _MATRICES = 9  # n x n at the peak of an evaluation with its gradient
 _NUMBERS_AT_ONCE = 1 << 22  # in the covariances of a batch of blocks
-_MOST_SWEEPS, _LEAST_CHANGE = 300, 1e-6  # of expectation propagation
+_MOST_SWEEPS, _LEAST_CHANGE = 500, 1e-6  # of expectation propagation
+_GROWS = 1.05  # by which a change that is worse than the last is greater
 _LEAST_VARIANCE = 1e-300
 _LEAST_CURVATURE = 1e-13  # where it divides
 _SHORTEST = 1e-8  # share of a step that is tried before a mode is given up
@@ -160,7 +161,8 @@ class _Curvature:
         W = self.curvature
         if self._covariance is None:
             T = torch.cholesky_inverse(self.factor)
-            # The difference keeps no digits where W is tiny, nor does a gradient there need any.
+            # Unlike :meth:`variance` it has no digits where W is tiny, nor does a gradient there
+            # need any: it is multiplied by third derivatives, which are as small.
             reduced = (1 - T.diagonal(dim1=-2, dim2=-1)) / W
             prior = K.diagonal(dim1=-2, dim2=-1)
             variance = torch.where(W > 0, reduced, prior).clamp_min(0.0).minimum(prior)
@@ -168,6 +170,14 @@ class _Curvature:
         R = -W.unsqueeze(-1) * self._covariance * W.unsqueeze(-2)
         R.diagonal(dim1=-2, dim2=-1).add_(W)
         return R, self._covariance.diagonal(dim1=-2, dim2=-1)
+
+    def variance(self, K: Tensor) -> Tensor:
+        """Variances of latent values, ``(*batch, n)``, with digits also where W is tiny."""
+        if self._covariance is not None:
+            return self._covariance.diagonal(dim1=-2, dim2=-1)
+        prior = K.diagonal(dim1=-2, dim2=-1)
+        reduced = prior - self.whitened(K).square().sum(-2)
+        return reduced.maximum(prior * torch.finfo(prior.dtype).eps)
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:
@@ -325,42 +335,44 @@ def find_sites(
         observed: Which of them count; all if None.
 
     Raises:
-        NotConvergedError: The sites still change after 300 sweeps.
+        NotConvergedError: The sites still change after 500 sweeps.
     """
     prior_mean = mode.mean
     precision = -mode.at.second
     # Of z and the precision W their product, which is finite where W is zero.
     shift = mode.at.first + precision * (mode.latent - prior_mean)
-    step, change = 1.0, math.inf
+    step, change, moves = 1.0, math.inf, None
     for _ in range(_MOST_SWEEPS):
-        last = change
         curvature = _Curvature(K, precision, True)
         weights = shift - curvature.times_r(K @ shift.unsqueeze(-1)).squeeze(-1)
-        # By a sum of squares, since sites far from the boundary have no precision to divide by.
-        reduction = curvature.whitened(K).square().sum(-2)
-        variance = K.diagonal(dim1=-2, dim2=-1) - reduction
+        variance = curvature.variance(K)
         mean = prior_mean + _times(K, weights)
         cavity_variance = variance / (1 - precision * variance)
-        cavity_mean = mean - cavity_variance * (shift - precision * (mean - prior_mean))
+        away = mean - prior_mean
+        cavity_mean = mean - cavity_variance * (shift - precision * away)
         flat = (x.reshape(-1) for x in (cavity_mean, cavity_variance, targets.expand_as(mean)))
         _, tilted_mean, tilted = (x.reshape(mean.shape) for x in tilted_moments(density, *flat))
         new_precision = (1 / tilted - 1 / cavity_variance).clamp_min(0.0)
-        new_shift = (tilted_mean - prior_mean) / tilted - (
-            cavity_mean - prior_mean
-        ) / cavity_variance
-        if observed is not None:
-            new_precision = torch.where(observed, new_precision, 0.0)
-            new_shift = torch.where(observed, new_shift, 0.0)
+        new_shift = (tilted_mean - prior_mean) / tilted
+        new_shift = new_shift - (cavity_mean - prior_mean) / cavity_variance
         # In deviations of the latent values, whose moments the sites are to match.
         moved = ((tilted_mean - mean).square() / variance).sqrt() + (tilted / variance - 1).abs()
-        moved = moved if observed is None else torch.where(observed, moved, 0.0)
-        change = moved.max().item()
+        if observed is not None:
+            new_precision, new_shift, moved = (
+                torch.where(observed, x, 0.0) for x in (new_precision, new_shift, moved)
+            )
+        last, change = change, moved.max().item()
         if change < _LEAST_CHANGE:
             return Sites(weights, curvature, cavity_mean, cavity_variance)
-        # All sites at once may overshoot, and are then moved by less.
-        step = 0.7 * step if change > last else step
-        precision = precision + step * (new_precision - precision)
-        shift = shift + step * (new_shift - shift)
+        # Of points that tell the same about each other all sites at once go too far. Then half of
+        # the way is gone from where they were.
+        if moves is not None and not change < _GROWS * last:
+            step, change = 0.5 * step, last
+        else:
+            kept = precision, shift
+            moves = new_precision - precision, new_shift - shift
+            step = min(1.0, 1.2 * step)
+        precision, shift = (x + step * move for x, move in zip(kept, moves, strict=True))
     raise NotConvergedError(
         "approximation", f"a change of {change:.1g} deviations after {_MOST_SWEEPS} sweeps",
         f"at most {_LEAST_CHANGE:g}", "Use approximation='laplace', or a smaller outputscale.",
@@ -661,7 +673,7 @@ class LatentCovariance(ExactCovariance):
             if self.approximation == "ep":
                 cavity, mean = self.sites.cavity_variance, self.sites.cavity_mean
             else:
-                _, variance = mode.curvature.r_and_variance(self._prior)
+                variance = mode.curvature.variance(self._prior)
                 cavity = variance / (1 - variance * mode.curvature.curvature)
                 mean = mode.latent - cavity * mode.at.first
             cavity, mean = cavity[..., rows].clamp_min(_LEAST_VARIANCE), mean[..., rows]
