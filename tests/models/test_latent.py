@@ -282,3 +282,14 @@ def test_outliers_move_a_student_t_little(data):
     fit_mll(ExactMarginalLogLikelihood(normal.likelihood, normal))
     errors = [(model.predict(x).mean - f).square().mean().sqrt() for model in (robust, normal)]
     assert errors[0] < 0.1 < errors[1]
+
+
+@pytest.mark.parametrize("scale", [10.0, 1e4])
+def test_points_far_from_the_boundary_are_predicted(scale):
+    """Their sites have hardly any precision."""
+    x = torch.linspace(-3, 3, 40, dtype=torch.float64)
+    kernel = ScaleKernel(LinearKernel())
+    kernel.outputscale = scale
+    probabilities = GPClassification(x, x > 0, kernel).predict(x).probabilities
+    assert ((probabilities > 0.5) == (x > 0)).all()
+    torch.testing.assert_close(probabilities + probabilities.flip(0), torch.ones(40).double())
