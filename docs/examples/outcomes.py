@@ -9,6 +9,7 @@ models = {}
 for kernel in ("rbf", "matern"):
     models[kernel] = GPClassification(x[train], y[train], kernel, ard=False)
     fit_mll(LaplaceMarginalLogLikelihood(models[kernel].likelihood, models[kernel]))
+
 prediction = models["rbf"].predict(x[test])
 right = (prediction.probabilities > 0.5) == torch.as_tensor(y[test] == 1)
 print(f"right: {right.double().mean():.3f}, log loss: {-prediction.log_prob(y[test]).mean():.3f}")
