@@ -36,7 +36,6 @@ __all__ = [
     "TargetDensity",
     "TargetPrediction",
     "target_density",
-    "tilted_moments",
 ]
 
 # A checker that does not read upstream's source knows this base.

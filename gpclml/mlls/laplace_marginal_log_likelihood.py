@@ -173,7 +173,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
             UnsupportedError: The model is a network, which has no data of its own.
         """
         if self._of_latent is None:
-            suggestion = "Use gpclml.Laplace, or a loop over batches."
+            suggestion = "Fit with fit_map, or gpclml.Laplace."
             raise UnsupportedError("model", "a network without data", "a LatentGP", suggestion)
         self._of_latent.training = self.training
         return self._of_latent.compute_custom_loss(**kwargs)
