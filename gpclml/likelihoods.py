@@ -496,7 +496,7 @@ class TargetPrediction:
         if mean.numel() <= _POINTS_AT_ONCE:
             values = function(self._at(f)) @ weights
             return values.to(self.latent_mean)
-        values = [function(self._at(some)) @ weights for some in rows.split(_POINTS_AT_ONCE)]
+        values = [function(self._at(chunk)) @ weights for chunk in rows.split(_POINTS_AT_ONCE)]
         return torch.cat(values).reshape(mean.shape).to(self.latent_mean)
 
 

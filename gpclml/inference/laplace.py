@@ -12,7 +12,9 @@ and new latent values have the mean :math:`m_* + K_*^\top a` and lose the varian
 others is the difference of two such evidences, that of all and that of the others, each at a mode
 of its own: with the mode of all, scales of the prior run away.
 
-All of it is computed in float64, whose digits the search for a mode and its third derivatives need.
+For classes posteriors are better by expectation propagation (:func:`find_sites`), which starts from
+the mode. All of it is computed in float64, whose digits the search for a mode and its third
+derivatives need.
 """
 
 from __future__ import annotations
@@ -556,7 +558,14 @@ class LatentCovariance(ExactCovariance):
 
     @cached_property
     def sites(self) -> Sites:
-        """Those of expectation propagation."""
+        """Those of expectation propagation.
+
+        Raises:
+            UnsupportedError: The log density is not concave at the mode, as of a Student-t.
+        """
+        if bool((self.mode.at.second > 0).any()):
+            kind = type(self._density.likelihood).__name__
+            raise UnsupportedError("approximation", f"'ep' of {kind}", "'laplace'")
         targets = self.targets.detach().double()
         return find_sites(self._prior, self.mode, self._density, targets, self.observed)
 
@@ -597,10 +606,8 @@ class LatentCovariance(ExactCovariance):
         matrix, mean = self.matrix, self.mean
 
         def vjp(grad: Tensor) -> Gradients:
-            grad_matrix, grad_mean = (
-                torch.zeros_like(self._prior),
-                torch.zeros_like(self._prior_mean),
-            )
+            grad_matrix = torch.zeros_like(self._prior)
+            grad_mean = torch.zeros_like(self._prior_mean)
             gradients: Gradients = []
             for sign, rows, mode in modes:
                 weight = (sign * grad).unsqueeze(-1)
@@ -644,7 +651,7 @@ class LatentCovariance(ExactCovariance):
                 ]
             else:
                 at_once = max(1, _NUMBERS_AT_ONCE // self.shape.numel())
-                values += [self._conditionals(some) for some in group.split(at_once)]
+                values += [self._conditionals(chunk) for chunk in group.split(at_once)]
         return torch.cat(values, -1)
 
     def _conditionals(self, blocks: Tensor) -> Tensor:

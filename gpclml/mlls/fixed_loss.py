@@ -121,7 +121,7 @@ _WARM_UP = 2  # evaluations before the one that is recorded, in which libraries 
 _MOST_MEMBERS = 16  # of a batch, beyond which all are evaluated together
 
 
-_OWN_ROAD = "the objective says itself"  # of neighbours, and of latent values at their mode
+_OWN_ROAD = "the objective itself is called"  # which says its road: neighbours, latent values
 
 
 class FixedLoss:

@@ -61,8 +61,8 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
     Of a :class:`~gpclml.models.LatentGP` it is Laplace's approximation of the log marginal
     likelihood at the mode of the latent values, with a gradient for all hyperparameters (Rasmussen
     and Williams 2006, Sections 3.4 and 5.5): what
-    :class:`~gpclml.mlls.ConditionalMarginalLogLikelihood` is with ``LastPoints(m=0)``. It has its
-    data, and the other arguments and methods are those of networks.
+    :class:`~gpclml.mlls.ConditionalMarginalLogLikelihood` is with ``LastPoints(m=0)``. Such a
+    model holds its data; the other arguments and methods are for networks.
 
     Args:
         likelihood: Of a network, ``GaussianLikelihood``, ``BernoulliLikelihood`` (a probit) or

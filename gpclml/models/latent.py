@@ -19,11 +19,7 @@ from torch import Tensor
 from gpclml._utils.arguments import check_placement, checked, seeded
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
-from gpclml.inference.posterior import (
-    exact_posterior,
-    new_points,
-    reading,
-)
+from gpclml.inference.posterior import exact_posterior, new_points, reading
 from gpclml.kernels import DeepKernel
 from gpclml.likelihoods import (
     LogisticLikelihood,
@@ -56,8 +52,9 @@ class LatentGP(RegressionGP):
     :math:`p(y_i \mid f(x_i))` of the likelihood: classes, counts, or numbers with outliers. It is
     subclassed as GPyTorch's ``ExactGP`` is: with a ``mean_module``, a ``covar_module`` and, where
     the prior is another, a ``forward``. In train mode ``model(train_x)`` is the prior of the latent
-    values; in eval mode ``model(x)`` is Laplace's approximation of their posterior (Rasmussen and
-    Williams 2006, Section 3.4), and ``likelihood(model(x))`` the distribution of targets.
+    values; in eval mode ``model(x)`` is their posterior, by Laplace's approximation or expectation
+    propagation (Rasmussen and Williams 2006, Sections 3.4 and 3.6), and ``likelihood(model(x))``
+    the distribution of targets.
 
     It is trained by :class:`~gpclml.mlls.LaplaceMarginalLogLikelihood`, or by
     :class:`~gpclml.mlls.ConditionalMarginalLogLikelihood` with held-out points.

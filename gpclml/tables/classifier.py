@@ -179,8 +179,8 @@ class ClassModels:
             # Rows that are all predicted right would have it grow without end.
             return 0.5 * log_power**2 - float(logs[self.numbers, rows].sum())
 
-        found: Any = minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded")
-        self.power = math.exp(found.x)
+        optimum: Any = minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded")
+        self.power = math.exp(optimum.x)
 
 
 @torch.no_grad()

@@ -319,9 +319,9 @@ def test_expectation_propagation_has_the_moments_of_quadrature(name, scale):
     zeros = torch.zeros(3, dtype=torch.float64)
     mode = find_mode(K, zeros, density, y)
     sites = find_sites(K, mode, density, y, None)
-    found = K @ sites.weights
+    posterior_mean = K @ sites.weights
     # In deviations of the posterior; the mode is much farther away where the scale is large.
-    error = ((found - mean) / deviation).abs().max().item()
+    error = ((posterior_mean - mean) / deviation).abs().max().item()
     assert error < 0.05
     _, variance = sites.curvature.r_and_variance(K)
     torch.testing.assert_close(variance.sqrt(), deviation, rtol=0.1, atol=0.0)
@@ -366,6 +366,10 @@ def test_what_is_not_taken_is_refused_by_name():
         LaplaceMarginalLogLikelihood(exact.likelihood, exact)
     with pytest.raises(UnsupportedError, match="LatentGP"):
         ConditionalMarginalLogLikelihood(BernoulliLikelihood(), exact)
+    heavy = Latent(*drawn("student-t"), StudentTLikelihood())
+    heavy.approximation = "ep"
+    with pytest.raises(UnsupportedError, match="laplace"):
+        heavy.predict(x)
 
 
 def test_redrawn_blocks_average_to_folds():

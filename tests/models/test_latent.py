@@ -114,8 +114,8 @@ def test_types_of_classes_and_precisions_agree(data):
     expected = GPClassification(x, y).predict(x).probabilities
     for given in (y.numpy(), y.numpy().astype(int), y > 0, y.numpy() > 0):
         inputs = x if isinstance(given, torch.Tensor) else x.numpy()
-        found = GPClassification(inputs, given).predict(inputs).probabilities
-        torch.testing.assert_close(found, expected)
+        probabilities = GPClassification(inputs, given).predict(inputs).probabilities
+        torch.testing.assert_close(probabilities, expected)
     single = GPClassification(x.float(), y.float())
     assert fitted(single).problem == ""
     double = GPClassification(x, y)
