@@ -19,7 +19,14 @@ from gpytorch.likelihoods import BernoulliLikelihood, Likelihood, PoissonLikelih
 from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
 from gpytorch.priors import Prior
 from torch import Tensor
-from torch.distributions import Bernoulli, Distribution, NegativeBinomial, Poisson, StudentT
+from torch.distributions import (
+    Bernoulli,
+    Distribution,
+    NegativeBinomial,
+    Normal,
+    Poisson,
+    StudentT,
+)
 from torch.nn.functional import logsigmoid, softplus
 
 from gpclml._utils.arguments import checked
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
     from gpclml._utils.arrays import ArrayLike
 
 __all__ = [
+    "HeteroscedasticGaussianLikelihood",
     "LogNegativeBinomialLikelihood",
     "LogPoissonLikelihood",
     "LogisticLikelihood",
@@ -65,6 +73,25 @@ class LogisticLikelihood(_OneDimensionalLikelihood):
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Bernoulli:
         """The distribution of targets at latent values."""
         return Bernoulli(logits=function_samples)
+
+
+class HeteroscedasticGaussianLikelihood(Likelihood):
+    r"""Normal targets whose variance a network predicts too: :math:`y \sim N(f_1, e^{f_2})`.
+
+    The network has two outputs, the mean and the logarithm of the variance (Nix and Weigend 1994).
+    :class:`gpclml.Laplace` takes it by its Fisher matrix.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml.likelihoods import HeteroscedasticGaussianLikelihood
+        >>> HeteroscedasticGaussianLikelihood()(torch.zeros(3, 2)).scale
+        tensor([1., 1., 1.])
+    """
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Normal:
+        """The distribution of targets ``(*, N)`` at outputs ``(*, N, 2)``."""
+        mean, log_variance = function_samples.unbind(-1)
+        return Normal(mean, (0.5 * log_variance).exp())
 
 
 class LogPoissonLikelihood(_OneDimensionalLikelihood):

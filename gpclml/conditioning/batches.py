@@ -59,7 +59,11 @@ def points_of(argument: str, x: Points, size: int, device: torch.device) -> Iter
             raise ArgumentError(argument, got, "tensors of points, or pairs with targets")
         if len(points):
             points = points.to(device)
-            *whole, left = (points if left is None else torch.cat([left, points])).split(size)
+            if left is not None and left.shape[1:] == points.shape[1:]:
+                points = torch.cat([left, points])
+            elif left is not None:  # ragged sequences, as long as the longest of their batch
+                yield left
+            *whole, left = points.split(size)
             yield from whole
     if left is None:
         raise _no_batches(argument)

@@ -252,7 +252,7 @@ class BlockCurvature(Curvature):
     def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
         """The sum over blocks."""
         terms = [block.output_covariance(precisions, float(scale)) for block in self.blocks]
-        return lambda gradients: torch.stack([term(gradients) for term in terms]).sum(0)
+        return lambda *given: torch.stack([term(*given) for term in terms]).sum(0)
 
     @override
     def __add__(self, other: Self) -> Self:
@@ -294,7 +294,7 @@ class Block(Curvature):
 
     def _roots(self, precisions: Precisions) -> Tensor:
         """Prior standard deviations, ``(p,)``."""
-        roots = [precisions[name].rsqrt().expand(n.numel()) for name, n in self.shapes.items()]
+        roots = [precisions[k].rsqrt().expand(shape).flatten() for k, shape in self.shapes.items()]
         return torch.cat(roots)
 
     @override
@@ -333,21 +333,22 @@ class Block(Curvature):
         rows = scale**0.5 * self.matrix * root
         factor = _factor(_gram(rows) if self.is_rows else scale**0.5 * root.unsqueeze(-1) * rows)
 
-        def chunk_covariance(gradients: Mapping[str, Any], points: slice) -> Tensor:
+        def chunk_covariance(gradients: Mapping[str, Any], points: slice, size: int) -> Tensor:
             flat = torch.cat([_flat(gradients[name][points]) for name in self.shapes], dim=-1)
             columns = (flat * root).flatten(0, 1).mT
             seen = rows @ columns if self.is_rows else columns
             solved = torch.linalg.solve_triangular(factor, seen, upper=False)
-            known = _point_products(solved, flat.shape[:2])
+            known = _group_products(solved, size)
             if self.is_rows:  # what rows tell is taken from the prior's covariance
-                known = _point_products(columns, flat.shape[:2]) - known
+                known = _group_products(columns, size) - known
             return known.to(flat)
 
-        def covariance(gradients: Mapping[str, Any]) -> Tensor:
+        def covariance(gradients: Mapping[str, Any], together: int = 1) -> Tensor:
             count, outputs = gradients[self.names[0]].shape[:2]
-            step = max(1, _NUMBERS // (outputs * len(root)))
-            starts = range(0, count, step)
-            return torch.cat([chunk_covariance(gradients, slice(a, a + step)) for a in starts])
+            step = together * max(1, _NUMBERS // (together * outputs * len(root)))
+            chunks = [slice(first, first + step) for first in range(0, count, step)]
+            size = together * outputs
+            return torch.cat([chunk_covariance(gradients, chunk, size) for chunk in chunks])
 
         return covariance
 
@@ -406,14 +407,14 @@ class DiagonalCurvature(Curvature):
         """The sum over single parameters."""
         weights = {name: 1 / (scale * h + precisions[name]) for name, h in self.diagonal.items()}
 
-        def covariance(gradients: Mapping[str, Any]) -> Tensor:
+        def covariance(gradients: Mapping[str, Any], together: int = 1) -> Tensor:
             terms = []
             for name, weight in weights.items():
                 rows = gradients[name]
                 if isinstance(rows, OuterProducts):
-                    terms.append(rows.weighted_products(weight))
+                    terms.append(rows.weighted_products(weight, together))
                 else:
-                    flat = _flat(rows)
+                    flat = _in_groups(_flat(rows), together)
                     terms.append((flat * weight.flatten()) @ flat.mT)
             return torch.stack(terms).sum(0)
 
@@ -466,6 +467,7 @@ class Factors(Curvature):
     @override
     def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
         """From the eigenvalues of both factors, in float64."""
+        _check_numbers(precisions, self.names)
         terms = [
             ((scale / precisions[name]).double() * b.unsqueeze(-1) * a.unsqueeze(-2)).log1p().sum()
             for name, (b, a) in self.eigenvalues.items()
@@ -489,18 +491,18 @@ class Factors(Curvature):
 
         # In float64: where a prior is vague, the deviation of what the data do not determine is so
         # large that the rounding of a turned gradient would be seen.
-        def covariance(gradients: Mapping[str, Any]) -> Tensor:
+        def covariance(gradients: Mapping[str, Any], together: int = 1) -> Tensor:
             terms = []
             for name, (left, right, deviation) in spectra.items():
                 rows = gradients[name]
                 if isinstance(rows, OuterProducts):
                     g = rows.gradients.double() @ left
                     a = rows.inputs.flatten(1).double() @ right
-                    products = OuterProducts(g, a).weighted_products(deviation.square())
+                    products = OuterProducts(g, a).weighted_products(deviation.square(), together)
                     terms.append(products.to(rows.gradients))
                     continue
                 blocks = rows.reshape(*rows.shape[:2], *deviation.shape).double()
-                turned = (left.mT @ blocks @ right * deviation).flatten(2)
+                turned = _in_groups((left.mT @ blocks @ right * deviation).flatten(2), together)
                 terms.append((turned @ turned.mT).to(rows))
             return torch.stack(terms).sum(0)
 
@@ -510,6 +512,7 @@ class Factors(Curvature):
         self, precisions: Precisions, scale: float
     ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
         """Eigenvectors of B and A by name, and deviations in their directions; float64."""
+        _check_numbers(precisions, self.names)
         dtype = next(iter(precisions.values())).dtype
         b, left = torch.linalg.eigh(self.gradients.matrix())
         b = _above_rounding(b, dtype).unsqueeze(-1)
@@ -555,6 +558,7 @@ class FunctionSpaceCurvature(Curvature):
     @override
     def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
         """The same number as that of the full curvature, from a matrix of N K columns."""
+        _check_numbers(precisions, self.names)
         # |I + s Vᵀ J P⁻¹ Jᵀ V| = |I + s P⁻¹ H|, where products of parameters add up.
         kernel = torch.stack([gram / precisions[name] for name, gram in self.grams.items()]).sum(0)
         return _log_det(kernel, scale).to(next(iter(precisions.values())).dtype)
@@ -573,6 +577,16 @@ class FunctionSpaceCurvature(Curvature):
         raise UnsupportedError(
             "curvature", "a FunctionSpace over several batches", "one batch", "Use Full for a sum."
         )
+
+
+def _check_numbers(precisions: Precisions, names: Sequence[str]) -> None:
+    """Raises where the weights of a parameter have precisions of their own."""
+    for name in names:
+        if precisions[name].numel() > 1:
+            raise UnsupportedError(
+                "precisions", f"one for each weight of {name}", "one for each parameter tensor",
+                "Use Full, BlockDiagonal or Diagonal.",
+            )  # fmt: skip
 
 
 def _above_rounding(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -612,10 +626,15 @@ def _flat(rows: Tensor | OuterProducts) -> Tensor:
     return dense.reshape(*rows.shape[:2], -1)
 
 
-def _point_products(columns: Tensor, shape: torch.Size) -> Tensor:
-    """Inner products of the C columns of each point, ``(p, N C)`` to ``(N, C, C)``."""
-    rows = columns.mT.unflatten(0, shape)
+def _group_products(columns: Tensor, size: int) -> Tensor:
+    """Inner products of each so many columns, ``(p, n)`` to ``(n / size, size, size)``."""
+    rows = columns.mT.unflatten(0, (-1, size))
     return rows @ rows.mT
+
+
+def _in_groups(rows: Tensor, together: int) -> Tensor:
+    """Gradients ``(N, C, p)`` of points in groups of q, ``(N / q, q C, p)``."""
+    return rows.unflatten(0, (-1, together)).flatten(1, 2)
 
 
 def _gram(rows: Tensor) -> Tensor:

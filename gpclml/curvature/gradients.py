@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ __all__ = [
     "layer_gradients",
     "layer_products",
     "output_gradients",
+    "outputs_and_gradients",
     "sample_gradients",
 ]
 
@@ -132,14 +134,17 @@ def _point_by_point(
 
 
 def layer_gradients(
-    module: torch.nn.Module, x: Tensor, cotangents: Cotangents
+    module: torch.nn.Module,
+    x: Tensor,
+    cotangents: Cotangents,
+    probed: dict[Any, dict[str, str]] | None = None,
 ) -> Iterator[tuple[str, Tensor | OuterProducts]]:
     """What :func:`sample_gradients` returns, layer after layer, faster where layers are recorded.
 
     One backward pass a column serves all points. Weights of plain layers have
-    :class:`OuterProducts`.
+    :class:`OuterProducts`. What is known of the layers is kept in ``probed``.
     """
-    columns, others = record_columns(module, x, cotangents, only=False)
+    columns, others = record_columns(module, x, cotangents, only=False, probed=probed)
     # Each column has records of all layers; here all columns of a layer are needed at a time.
     for records in zip(*columns, strict=True):
         columns_of_layer = [g for record in records for g in record.raw_gradients]
@@ -149,15 +154,12 @@ def layer_gradients(
         yield from sample_gradients(module, x, cotangents, others).items()
 
 
-def output_gradients(
-    module: torch.nn.Module, x: Tensor, outputs: int
-) -> dict[str, Tensor | OuterProducts]:
+def output_gradients(module: torch.nn.Module, x: Tensor) -> dict[str, Tensor | OuterProducts]:
     """Gradients of all outputs at points, by the names of trained parameters.
 
     Args:
         module: Maps ``(N, *event)`` to ``(N, C)``, each point independently.
         x: Points, ``(N, *event)``.
-        outputs: Number C of outputs.
 
     Returns:
         Gradients, ``(N, C, *shape)``, or :class:`OuterProducts`.
@@ -165,12 +167,28 @@ def output_gradients(
     Note:
         C backward passes, and N C P numbers for layers without outer products.
     """
+    return outputs_and_gradients(module, x)[1]
+
+
+def outputs_and_gradients(
+    module: torch.nn.Module, x: Tensor, probed: dict[Any, dict[str, str]] | None = None
+) -> tuple[Tensor, dict[str, Tensor | OuterProducts]]:
+    """Outputs at points, ``(N, C)``, and what :func:`output_gradients` returns, in one pass.
+
+    Args:
+        module: As there.
+        x: As there.
+        probed: What was found out about the layers, kept for further points of the same weights.
+    """
+    seen: list[Tensor] = []
 
     def columns(values: Tensor) -> Tensor:
-        eye = torch.eye(outputs, dtype=values.dtype, device=values.device)
-        return eye.expand(len(values), outputs, outputs)
+        seen.append(values if x.requires_grad else values.detach())
+        eye = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
+        return eye.expand(len(values), *eye.shape)
 
-    return dict(layer_gradients(module, x, columns))
+    gradients = dict(layer_gradients(module, x, columns, probed))
+    return seen[0], gradients
 
 
 def layer_products(rows: OuterProducts, bias: bool) -> Tensor:

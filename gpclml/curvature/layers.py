@@ -57,6 +57,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 _ROWS = "whose rows are not those of points in their order"
 _CHUNK = 2**20  # numbers of the inputs of places of a chunk of points
 _BYTES = 2**26  # of what layers return, and of gradients by it, in memory at a time
+_NUMBERS = 2**24  # of products of pairs of points in memory at a time
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,22 @@ class OuterProducts:
         products = self.gradients.unsqueeze(-1) * self.inputs.flatten(1)[:, None, None]
         return products.reshape(self.shape)
 
-    def weighted_products(self, weights: Tensor) -> Tensor:
-        """Inner products with weights of the entries, ``(out, *in)``, ``(N, C, C)``."""
-        sums = self.inputs.flatten(1).square() @ weights.flatten(1).mT
-        scaled = self.gradients * sums.unsqueeze(1)
-        return scaled @ self.gradients.mT
+    def weighted_products(self, weights: Tensor, together: int = 1) -> Tensor:
+        """Inner products with weights of the entries, ``(out, *in)``, as :func:`grouped_products`.
+
+        No gradient is formed: sums over inputs come first, for each pair of points of a group.
+        """
+        a, g = (v.unflatten(0, (-1, together)) for v in (self.inputs.flatten(1), self.gradients))
+        (groups, q, c, out), weights = g.shape, weights.flatten(1).mT
+        step = max(1, _NUMBERS // max(1, groups * q * (a.shape[-1] + c * out)))
+        rows = []
+        for first in range(0, q, step):
+            some = slice(first, first + step)
+            sums = (a[:, some].unsqueeze(2) * a.unsqueeze(1)) @ weights  # (groups, rows, q, out)
+            scaled = g[:, some].unsqueeze(2) * sums.unsqueeze(3)
+            products = scaled @ g.unsqueeze(1).mT  # (groups, rows, q, C, C)
+            rows.append(products.transpose(2, 3).reshape(groups, -1, q * c))
+        return torch.cat(rows, dim=1)
 
 
 @dataclass(frozen=True)
@@ -422,14 +434,21 @@ def sum_over_chunks(
 
 
 def record_columns(
-    module: torch.nn.Module, x: Tensor, cotangents: Cotangents, *, only: bool = True
+    module: torch.nn.Module,
+    x: Tensor,
+    cotangents: Cotangents,
+    *,
+    only: bool = True,
+    probed: dict[Any, dict[str, str]] | None = None,
 ) -> tuple[Iterator[list[LayerRecord]], list[str]]:
     """The records of layers for each column, and the names of trained parameters without one.
 
     It takes one forward pass, a pass of three points, and a backward pass for each column when its
     records are asked for: those of one column are in memory at a time. Records are in the order
     of the network's parameters, and differentiable in points that require a gradient. With
-    ``only`` an UnsupportedError names the first layer of parameters without a record.
+    ``only`` an UnsupportedError names the first layer of parameters without a record. What the
+    pass of three points showed is put into ``probed``, and not asked again for points of the same
+    shape: it holds until the weights change.
     """
     check_network(module)
     parameters = {name: p.requires_grad_() for name, p in fresh_parameters(module).items()}
@@ -455,7 +474,14 @@ def record_columns(
         if reason := _reason_of_use(calls[name], nodes, twice, len(x)):
             excluded[name] = reason
     layers = {name: layer for name, layer in layers.items() if name not in excluded}
-    excluded |= _excluded_by_probe(module, x, parameters, layers, outputs)
+    key = (x.shape[1:], x.dtype, tuple(layers))
+    if probed is None or key not in probed:
+        shown = _excluded_by_probe(module, x, parameters, layers, outputs)
+        if probed is not None:
+            probed[key] = shown
+    else:
+        shown = probed[key]
+    excluded |= shown
     if only:
         _check_none(excluded, module)
     recorded = [name for name in layers if name not in excluded]

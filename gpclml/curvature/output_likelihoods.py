@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, cast
 
 import torch
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
     GaussianLikelihood,
     Likelihood,
+    MultitaskGaussianLikelihood,
     SoftmaxLikelihood,
+    StudentTLikelihood,
 )
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Distribution, Normal
+from torch.distributions import Bernoulli, Categorical, Distribution, Normal, StudentT
 from typing_extensions import override
 
 from gpclml._utils.arguments import check_finite, check_positive, checked, reads_are_free
-from gpclml.curvature.structure import layer_of
+from gpclml.curvature.structure import Precisions, layer_of
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml.likelihoods import HeteroscedasticGaussianLikelihood, LogisticLikelihood
 
 __all__ = [
     "GaussianWeightPrior",
@@ -32,19 +36,24 @@ __all__ = [
 
 
 class GaussianWeightPrior(torch.nn.Module):
-    r"""Gaussian prior of weights, :math:`w \sim \mathcal N(0, P_0^{-1})`.
+    r"""Gaussian prior of weights, :math:`w \sim \mathcal N(\mu_0, P_0^{-1})`.
 
     Each group of weights has one precision. The logarithms of the precisions are parameters.
 
     Args:
         network: Network whose trainable parameters it is over.
         by: ``"network"`` for one precision, ``"layer"`` for one for each module, ``"parameter"``
-            for one for each tensor.
+            for one for each tensor, ``"weight"`` for one for each weight, which Kronecker factors
+            do not take.
         precision: Start of all precisions.
+        mean: The mean :math:`\mu_0` of all weights; or tensors by the names of parameters, such as
+            the weights of a network that this one was fine-tuned from, 0 for those not named.
 
     Raises:
         UnknownNameError: The grouping is not known.
-        ArgumentError: The precision is not positive, or no parameter is trainable.
+        ArgumentError: The precision is not positive, no parameter is trainable, or a mean has the
+            name of none.
+        ShapeError: A mean does not fit its parameter.
 
     Examples:
         >>> from torch.nn import Linear, Sequential, Tanh
@@ -59,43 +68,99 @@ class GaussianWeightPrior(torch.nn.Module):
     def __init__(
         self,
         network: torch.nn.Module,
-        by: Literal["network", "layer", "parameter"] = "layer",
+        by: Literal["network", "layer", "parameter", "weight"] = "layer",
         precision: float = 1.0,
+        mean: float | Mapping[str, Tensor] = 0.0,
     ) -> None:
         super().__init__()
         check_positive(precision=precision)
         trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
         if not trained:
             raise ArgumentError("network", "no trainable parameter", "at least one")
-        group = {"network": lambda name: "", "layer": layer_of, "parameter": str}[by]
+        ways = {"network": lambda name: "", "layer": layer_of, "parameter": str, "weight": str}
+        group = ways[by]
         groups = list(dict.fromkeys(map(group, trained)))
         self.groups: tuple[str, ...] = tuple(groups)
         self.group_of = {name: groups.index(group(name)) for name in trained}
+        # For each group how many precisions it has, and the shape of those of each parameter.
+        self._shapes = {name: p.shape if by == "weight" else () for name, p in trained.items()}
+        self._sizes = [p.numel() if by == "weight" else 1 for p in trained.values()]
+        self.mean: float | Mapping[str, Tensor] = _checked_mean(mean, trained)
         like = next(iter(trained.values()))
         dtype = torch.promote_types(like.dtype, torch.float32)
-        start = torch.full((len(groups),), math.log(precision), dtype=dtype)
+        count = sum(self._sizes) if by == "weight" else len(groups)
+        start = torch.full((count,), math.log(precision), dtype=dtype)
         self.log_precision: torch.nn.Parameter = torch.nn.Parameter(start.to(like.device))
 
     def precisions(self) -> dict[str, Tensor]:
-        """The precision of each parameter tensor by name, each a number."""
-        values = self.log_precision.exp()
-        return {name: values[group] for name, group in self.group_of.items()}
+        """The precision of each parameter tensor by name: a number, or one for each weight."""
+        return self.of_values(self.log_precision.exp())
 
-    def penalty(self, network: torch.nn.Module) -> Tensor:
-        r"""The quadratic form :math:`w^\top P_0 w` at the network's weights.
+    def of_values(self, values: Tensor) -> dict[str, Tensor]:
+        """Precisions in the shape of ``log_precision`` by the name of each parameter."""
+        by_weight = len(values) != len(self.groups)
+        parts = values.split(self._sizes) if by_weight else values
+        return {name: parts[g].reshape(self._shapes[name]) for name, g in self.group_of.items()}
+
+    def deviations(self, network: torch.nn.Module) -> dict[str, Tensor]:
+        """Differences of the network's weights from the mean, by name."""
+        parameters = dict(network.named_parameters())
+        if not isinstance(self.mean, Mapping):
+            return {name: parameters[name] - self.mean for name in self.group_of}
+        zero = torch.zeros(())
+        return {
+            name: parameters[name] - self.mean.get(name, zero).to(parameters[name])
+            for name in self.group_of
+        }
+
+    def from_groups(self, values: Tensor) -> Tensor:
+        """A number for each group as one for each precision, in the shape of ``log_precision``."""
+        sizes = torch.tensor(self._sizes, device=values.device)
+        whole = len(self.log_precision) == len(self.groups)
+        return values if whole else values.repeat_interleave(sizes)
+
+    def penalty(
+        self,
+        network: torch.nn.Module,
+        precisions: Precisions | None = None,
+        constant: bool = False,
+    ) -> Tensor:
+        r"""The quadratic form :math:`(w - \mu_0)^\top P_0 (w - \mu_0)` at the network's weights.
 
         Args:
             network: The network, or one with the same parameters.
+            precisions: Other precisions, by name.
+            constant: Whether the weights get no gradient.
 
         Returns:
             A number; differentiable in weights and precisions.
         """
-        parameters = dict(network.named_parameters())
-        terms = [
-            precision * parameters[name].to(precision.dtype).square().sum()
-            for name, precision in self.precisions().items()
-        ]
+        precisions = self.precisions() if precisions is None else precisions
+        deviations, terms = self.deviations(network), []
+        for name, precision in precisions.items():
+            deviation = deviations[name].detach() if constant else deviations[name]
+            squares = deviation.to(precision.dtype).square()
+            terms.append(
+                (precision * squares).sum() if precision.ndim else precision * squares.sum()
+            )
         return torch.stack(terms).sum()
+
+
+def _checked_mean(
+    mean: float | Mapping[str, Tensor], trained: Mapping[str, Tensor]
+) -> float | Mapping[str, Tensor]:
+    if not isinstance(mean, Mapping):
+        check_finite("mean", torch.as_tensor(mean))
+        return mean
+    for name, value in mean.items():
+        if name not in trained:
+            expected = f"names of trainable parameters, {', '.join(trained)}"
+            raise ArgumentError("mean", repr(name), expected)
+        if value.shape not in ((), trained[name].shape):
+            expected = f"{tuple(trained[name].shape)}, as the parameter"
+            raise ShapeError(f"mean of {name}", tuple(value.shape), expected)
+        check_finite("mean", value)
+    return {name: value.detach().clone() for name, value in mean.items()}
 
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -111,9 +176,11 @@ class OutputLikelihood(ABC):
     Attributes:
         moderation: The k with which predictions divide an output of variance v by
             :math:`\sqrt{1 + k v}`.
+        regression: Whether targets are real numbers, which have units.
     """
 
     moderation: float = math.pi / 8
+    regression: bool = False
 
     @abstractmethod
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
@@ -144,8 +211,8 @@ class OutputLikelihood(ABC):
                 softmax.
 
         Returns:
-            ``Normal`` of shape ``(N,)`` or of several outputs ``(N, C)``, ``Categorical`` or
-            ``Bernoulli``.
+            ``Normal`` of shape ``(N,)`` or of several outputs ``(N, C)``, ``StudentT``,
+            ``Categorical`` or ``Bernoulli``.
         """
 
     def core(self, outputs: Tensor, target: Tensor) -> Tensor:
@@ -162,24 +229,38 @@ def output_likelihood(likelihood: Likelihood) -> OutputLikelihood:
     """The likelihood of a network's outputs that corresponds to one of GPyTorch.
 
     Args:
-        likelihood: ``GaussianLikelihood``, ``SoftmaxLikelihood`` without mixing weights, or
-            ``BernoulliLikelihood`` (probit). A softmax of two classes also takes networks of one
-            output, a logit.
+        likelihood: ``GaussianLikelihood``, ``MultitaskGaussianLikelihood`` of rank 0 without a
+            global noise, ``StudentTLikelihood``, ``SoftmaxLikelihood`` without mixing weights or
+            ``BernoulliLikelihood`` (probit) of GPyTorch, ``LogisticLikelihood`` or
+            ``HeteroscedasticGaussianLikelihood`` of :mod:`gpclml.likelihoods`. A softmax of two
+            classes also takes networks of one output, a logit.
 
     Raises:
         UnsupportedError: The likelihood is of another class.
     """
     if isinstance(likelihood, GaussianLikelihood):
-        return _Gaussian(likelihood)
+        return _Gaussian(likelihood.noise.squeeze(-1))
+    if isinstance(likelihood, StudentTLikelihood):
+        return _StudentT(likelihood.noise.squeeze(-1), likelihood.deg_free.squeeze(-1))
+    if isinstance(likelihood, HeteroscedasticGaussianLikelihood):
+        return _Heteroscedastic()
     if isinstance(likelihood, SoftmaxLikelihood) and likelihood.mixing_weights is None:
         return _Softmax(likelihood.num_classes)
+    if isinstance(likelihood, LogisticLikelihood):
+        return _Logistic(2)
     if isinstance(likelihood, BernoulliLikelihood):
         return _Probit()
-    raise UnsupportedError(
-        "likelihood",
-        type(likelihood).__name__,
-        "GaussianLikelihood, SoftmaxLikelihood(mixing_weights=False) or BernoulliLikelihood",
-    )
+    got, expected = type(likelihood).__name__, "a Gaussian, Student-t, softmax, logistic or probit"
+    if isinstance(likelihood, MultitaskGaussianLikelihood):
+        if likelihood.rank == 0 and likelihood.has_task_noise and not likelihood.has_global_noise:
+            noises = cast(Tensor, likelihood.task_noises)
+            return _Gaussian(noises.mean(-1), noises.detach() / noises.detach().mean(-1))
+        expected = "one of rank 0, with has_global_noise=False"
+    elif "Pairwise" in got:
+        expected = "LogisticLikelihood, of a network that gives the difference of two rewards"
+    elif isinstance(likelihood, SoftmaxLikelihood):
+        expected = "SoftmaxLikelihood(mixing_weights=False)"
+    raise UnsupportedError("likelihood", got, expected)
 
 
 @torch.no_grad()
@@ -235,38 +316,106 @@ def output_column(columns: Tensor, index: int) -> Tensor:
 
 
 class _Gaussian(OutputLikelihood):
-    def __init__(self, likelihood: GaussianLikelihood) -> None:
-        self._likelihood = likelihood
+    """Of noise times a ratio for each output, which is a constant: one search serves all noises."""
+
+    regression = True
+
+    def __init__(self, noise: Tensor, ratios: Tensor | None = None) -> None:
+        self.noise, self._ratios = noise, ratios
 
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
         constant = outputs.shape[-1] * (0.5 * self.scale().log() - _HALF_LOG_2PI)
+        if self._ratios is not None:
+            constant = constant - 0.5 * self._ratios.log().sum()
         return self.scale() * self.core(outputs, target) + constant
 
     def core(self, outputs: Tensor, target: Tensor) -> Tensor:
-        target = target.unsqueeze(-1) if target.ndim == 1 else target
-        _check_shape(target, tuple(outputs.shape))
-        if target.dtype == torch.bool or target.is_complex():
-            raise ArgumentError("target", f"{target.dtype}", "real numbers")
-        # On an accelerator this check would wait for all queued work at each step.
-        if reads_are_free(target.device):
-            suggestion = "A network needs every target: leave points without one out."
-            check_finite("target", target, suggestion)
-        return -0.5 * (target - outputs).square().sum(-1)
+        squares = (_real_targets(outputs, target) - outputs).square()
+        if self._ratios is not None:
+            if outputs.shape[-1] != len(self._ratios):
+                expected = f"{len(self._ratios)}, as the likelihood's num_tasks"
+                raise ShapeError("network", f"{outputs.shape[-1]} outputs", expected)
+            squares = squares / self._ratios
+        return -0.5 * squares.sum(-1)
 
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
         eye = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
+        eye = eye if self._ratios is None else eye * self._ratios.to(eye).rsqrt()
         return eye.expand(len(outputs), *eye.shape)
 
     @override
     def predictive(self, outputs, covariance, temperature=1.0, noise=None):
-        variance = covariance.diagonal(dim1=-2, dim2=-1) + temperature / self.scale()
-        deviation = variance.clamp_min(0.0).sqrt()
+        variance = temperature * self.noise_of(outputs.shape[-1])
+        deviation = (covariance.diagonal(dim1=-2, dim2=-1) + variance).clamp_min(0.0).sqrt()
         if outputs.shape[-1] == 1:
             outputs, deviation = outputs.squeeze(-1), deviation.squeeze(-1)
         return Normal(outputs, deviation)
 
     def scale(self) -> Tensor:
-        return 1 / self._likelihood.noise.squeeze(-1)
+        return 1 / self.noise
+
+    def noise_of(self, outputs: int) -> Tensor:
+        """Noise variances of the outputs."""
+        return self.noise.expand(outputs) if self._ratios is None else self.noise * self._ratios
+
+
+class _StudentT(OutputLikelihood):
+    """By its Fisher matrix, (ν + 1) / ((ν + 3) σ²), since its Hessian is negative in the tails."""
+
+    regression = True
+
+    def __init__(self, noise: Tensor, deg_free: Tensor) -> None:
+        self.noise, self._deg_free = noise, deg_free
+
+    def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
+        if outputs.shape[-1] != 1:
+            raise ShapeError(
+                "network", f"{outputs.shape[-1]} outputs", "one for StudentTLikelihood"
+            )
+        target = _real_targets(outputs, target)
+        return StudentT(self._deg_free, outputs, self.noise.sqrt()).log_prob(target).squeeze(-1)
+
+    def core(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return self.log_density(outputs, target) / self.scale()
+
+    def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return torch.ones_like(outputs).unsqueeze(1)
+
+    @override
+    def predictive(self, outputs, covariance, temperature=1.0, noise=None):
+        # With the tail of the noise: a variance of outputs widens it, and has none of its own.
+        variance = covariance[:, 0, 0].clamp_min(0.0) + temperature * self.noise
+        return StudentT(self._deg_free, outputs.squeeze(-1), variance.sqrt())
+
+    def scale(self) -> Tensor:
+        return (self._deg_free + 1) / ((self._deg_free + 3) * self.noise)
+
+
+class _Heteroscedastic(OutputLikelihood):
+    """By its Fisher matrix, 1 / σ² of the mean and 1 / 2 of the logarithm of the variance."""
+
+    regression = True
+
+    def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
+        if outputs.shape[-1] != 2:
+            expected = "two, a mean and the logarithm of a variance"
+            raise ShapeError("network", f"{outputs.shape[-1]} outputs", expected)
+        mean, log_variance = outputs.unbind(-1)
+        residual = _real_targets(mean.unsqueeze(-1), target).squeeze(-1) - mean
+        return -0.5 * (residual.square() * (-log_variance).exp() + log_variance) - _HALF_LOG_2PI
+
+    def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
+        roots = torch.stack(
+            [(-0.5 * outputs[:, 1]).exp(), torch.full_like(outputs[:, 1], 0.5**0.5)]
+        )
+        return torch.diag_embed(roots.mT)
+
+    @override
+    def predictive(self, outputs, covariance, temperature=1.0, noise=None):
+        # The mean of the variance, whose logarithm is normal.
+        mean, log_variance = outputs.unbind(-1)
+        variance = temperature * (log_variance + 0.5 * covariance[:, 1, 1]).exp()
+        return Normal(mean, (covariance[:, 0, 0].clamp_min(0.0) + variance).sqrt())
 
 
 class _Softmax(OutputLikelihood):
@@ -278,6 +427,10 @@ class _Softmax(OutputLikelihood):
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
         if self._is_binary(outputs) and tuple(target.shape) == tuple(outputs.shape):
             target = target.squeeze(-1)
+        if target.ndim == 2 and target.shape == outputs.shape:
+            suggestion = "Of one-hot rows these are target.argmax(-1)."
+            expected = f"numbers of classes, ({len(outputs)},)"
+            raise ShapeError("target", tuple(target.shape), expected, suggestion)
         _check_shape(target, (len(outputs),))
         if outputs.shape[-1] != self._num_classes and not self._is_binary(outputs):
             expected = f"{self._num_classes}, as the likelihood's num_classes"
@@ -321,6 +474,24 @@ class _Softmax(OutputLikelihood):
         return self._num_classes == 2 and outputs.shape[-1] == 1
 
 
+class _Logistic(_Softmax):
+    """Of one output, a logit."""
+
+    def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
+        if outputs.shape[-1] != 1:
+            suggestion = "A SoftmaxLikelihood takes an output for each class."
+            got = f"{outputs.shape[-1]} outputs"
+            raise ShapeError("network", got, "one for LogisticLikelihood", suggestion)
+        values = target.reshape(-1) if tuple(target.shape) == tuple(outputs.shape) else target
+        _check_shape(values, (len(outputs),))
+        if not bool(((target == 0) | (target == 1)).all()):
+            got = f"labels {target.unique().tolist()[:5]} of type {target.dtype}"
+            raise ArgumentError(
+                "target", got, "zeros and ones for LogisticLikelihood, of one output"
+            )
+        return super().log_density(outputs, values)
+
+
 class _Probit(OutputLikelihood):
     moderation = 1.0
 
@@ -347,6 +518,19 @@ class _Probit(OutputLikelihood):
         if not bool(((target == 0) | (target == 1)).all()):
             raise ArgumentError("target", "other values", "zeros and ones")
         return (2 * target.to(outputs) - 1) * outputs.squeeze(-1)
+
+
+def _real_targets(outputs: Tensor, target: Tensor) -> Tensor:
+    """Targets as a column for each output; raises where they are not finite real numbers."""
+    target = target.unsqueeze(-1) if target.ndim == 1 else target
+    _check_shape(target, tuple(outputs.shape))
+    if target.dtype == torch.bool or target.is_complex():
+        raise ArgumentError("target", f"{target.dtype}", "real numbers")
+    # On an accelerator this check would wait for all queued work at each step.
+    if reads_are_free(target.device):
+        suggestion = "A network needs every target: leave points without one out."
+        check_finite("target", target, suggestion)
+    return target
 
 
 def _check_shape(target: Tensor, expected: tuple[int, ...]) -> None:

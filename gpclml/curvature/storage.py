@@ -10,7 +10,9 @@ from gpytorch.likelihoods import (
     BernoulliLikelihood,
     GaussianLikelihood,
     Likelihood,
+    MultitaskGaussianLikelihood,
     SoftmaxLikelihood,
+    StudentTLikelihood,
 )
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from gpclml.curvature.layers import Products
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.curvature.structure import Curvature
 from gpclml.errors import UnsupportedError
+from gpclml.likelihoods import HeteroscedasticGaussianLikelihood, LogisticLikelihood
 
 __all__ = [
     "content_of_curvature",
@@ -36,7 +39,13 @@ _PARTS: dict[str, tuple[Any, ...]] = {  # arguments of the constructors, which a
 }
 _LIKELIHOODS: dict[str, Any] = {
     "softmax": SoftmaxLikelihood, "bernoulli": BernoulliLikelihood, "gaussian": GaussianLikelihood,
+    "gaussians": MultitaskGaussianLikelihood, "student_t": StudentTLikelihood,
+    "logistic": LogisticLikelihood, "heteroscedastic": HeteroscedasticGaussianLikelihood,
 }  # fmt: skip
+_OPTIONS = {  # of the constructors, with the number of classes or outputs
+    "softmax": lambda count: {"num_classes": count, "mixing_weights": False},
+    "gaussians": lambda count: {"num_tasks": count, "has_global_noise": False},
+}
 
 
 def content_of_curvature(value: Any) -> Any:
@@ -73,15 +82,14 @@ def content_of_likelihood(likelihood: Likelihood) -> dict[str, Any]:
     """What :func:`likelihood_of_content` makes the likelihood of a network again."""
     output_likelihood(likelihood)  # refuses other classes
     kind = next(name for name, cls in _LIKELIHOODS.items() if isinstance(likelihood, cls))
-    classes = getattr(likelihood, "num_classes", 0)
-    return {"kind": kind, "classes": classes, "state": likelihood.state_dict()}
+    count = getattr(likelihood, "num_classes", getattr(likelihood, "num_tasks", 0))
+    return {"kind": kind, "classes": count, "state": likelihood.state_dict()}
 
 
 def likelihood_of_content(content: Mapping[str, Any]) -> Likelihood:
     """The likelihood that :func:`content_of_likelihood` was given, or a KeyError."""
-    kind, state = _LIKELIHOODS[content["kind"]], content["state"]
-    options = {"num_classes": content["classes"], "mixing_weights": False}
-    likelihood = kind(**options) if kind is SoftmaxLikelihood else kind()
+    kind, state = content["kind"], content["state"]
+    likelihood = _LIKELIHOODS[kind](**_OPTIONS.get(kind, lambda count: {})(content["classes"]))
     likelihood.to(next(iter(state.values()), torch.zeros(())))
     likelihood.load_state_dict(state)
     return likelihood

@@ -42,15 +42,17 @@ Cotangents = Callable[[Tensor], Tensor]
 _DROPOUT = torch.nn.modules.dropout._DropoutNd
 _BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm
 Precisions = Mapping[str, Tensor]
-"""Prior precision of each parameter by name, each a number."""
+"""Prior precision of each parameter by name: a number, or one for each weight."""
 
 Scale = Tensor | float
 """Factor of the curvature."""
 
 Draw = Callable[..., Tensor]
 Draws = dict[str, Tensor]
-OutputCovariance = Callable[[Mapping[str, Any]], Tensor]
-"""Maps gradients of outputs by the parameter's name, ``(N, C, *shape)``, to ``(N, C, C)``."""
+OutputCovariance = Callable[..., Tensor]
+"""Maps gradients of outputs by the parameter's name, ``(N, C, *shape)``, to ``(N, C, C)``.
+
+With a second argument q points follow each other in groups of q: ``(N / q, q C, q C)``."""
 
 
 class Curvature(ABC):
@@ -126,7 +128,8 @@ class Curvature(ABC):
         Returns:
             A function from the gradients of outputs at points, ``(N, C, *shape)`` by the
             parameter's name or as :func:`output_gradients` gives them, to ``(N, C, C)``; what does
-            not depend on points is computed once.
+            not depend on points is computed once. Its second argument q, 1 by default, asks for
+            the joint covariance of each q points that follow each other, ``(N / q, q C, q C)``.
 
         Raises:
             UnsupportedError: The structure has no posterior.

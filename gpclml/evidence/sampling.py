@@ -26,7 +26,12 @@ from gpclml._utils.environment import progress_bar
 from gpclml.conditioning.batches import Loader, Points, TrainingBatches, points_of
 from gpclml.curvature import OuterProducts, output_gradients
 from gpclml.curvature.output_likelihoods import output_likelihood
-from gpclml.curvature.structure import call_with, check_mode, twice_differentiable
+from gpclml.curvature.structure import (
+    call_with,
+    check_mode,
+    fresh_parameters,
+    twice_differentiable,
+)
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -271,7 +276,6 @@ def sampled_outputs(network: torch.nn.Module, weights: Weights, x: Points) -> Te
     return _over_points(outputs, network, x)
 
 
-@torch.no_grad()
 @checked(passes_on="x", x="(N, *event)")
 def linearized_outputs(network: torch.nn.Module, weights: Weights, x: Points) -> Tensor:
     r"""Outputs of the network made linear around its weights, :math:`f + J (w - w_*)`.
@@ -285,19 +289,23 @@ def linearized_outputs(network: torch.nn.Module, weights: Weights, x: Points) ->
         x: As for :func:`sampled_outputs`, as are errors.
 
     Returns:
-        Outputs, ``(S, N, C)``.
+        Outputs, ``(S, N, C)``; differentiable in points that require a gradient.
 
     Note:
         By the gradients of all C outputs at each point, which all draws share; of no more draws
         than outputs by a derivative for each draw.
     """
     _check_weights(network, weights)
-    away = {name: draws - network.get_parameter(name) for name, draws in weights.items()}
+    away = {name: draws - network.get_parameter(name).detach() for name, draws in weights.items()}
     count = len(next(iter(away.values())))
     is_frozen = not all(network.get_parameter(name).requires_grad for name in weights)
 
     def outputs(points: Tensor) -> Tensor:
-        center = call_with(network, {}, points)
+        with torch.set_grad_enabled(points.requires_grad):
+            return linear_at(points)
+
+    def linear_at(points: Tensor) -> Tensor:
+        center = call_with(network, fresh_parameters(network), points)
         if is_frozen or count <= center.shape[-1]:
             try:
                 return center + _changes_by_draw(network, away, points)
@@ -306,7 +314,7 @@ def linearized_outputs(network: torch.nn.Module, weights: Weights, x: Points) ->
             except RuntimeError:  # a layer whose gradients have no derivative
                 if is_frozen:
                     raise
-        return center + _changes_by_output(network, away, points, center.shape[-1])
+        return center + _changes_by_output(network, away, points)
 
     return _over_points(outputs, network, x)
 
@@ -339,24 +347,24 @@ def _changes_by_draw(network: torch.nn.Module, away: Weights, x: Tensor) -> Tens
         changes = []
         for s in range(count):
             draw = [away[name][s] for name in used]
-            changes += torch.autograd.grad(list(used.values()), u, draw, retain_graph=True)
+            changes += torch.autograd.grad(
+                list(used.values()), u, draw, retain_graph=True, create_graph=x.requires_grad
+            )
     return torch.stack(changes)
 
 
-def _changes_by_output(
-    network: torch.nn.Module, away: Weights, x: Tensor, num_outputs: int
-) -> Tensor:
+def _changes_by_output(network: torch.nn.Module, away: Weights, x: Tensor) -> Tensor:
     """J times each change of weights, ``(S, N, C)``, from the gradients of all outputs."""
     # Numbers in memory for a point: gradients, or of plain layers what draws make of its inputs.
     numbers = 0
-    for name, rows in output_gradients(network, x[:2], num_outputs).items():
+    for name, rows in output_gradients(network, x[:2]).items():
         if isinstance(rows, OuterProducts):
             numbers += len(away.get(name, ())) * rows.gradients.shape[-1]
         else:
             numbers += rows[0].numel()
     chunks = []
     for points in x.split(max(2, _NUMBERS // max(1, numbers))):
-        gradients = output_gradients(network, points, num_outputs)
+        gradients = output_gradients(network, points)
         change = torch.zeros((), dtype=x.dtype, device=x.device)
         for name, draws in away.items():
             rows = gradients[name]

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
-from gpclml.curvature import output_gradients
 from gpclml.curvature.output_likelihoods import OutputLikelihood
-from gpclml.curvature.structure import OutputCovariance
 from gpclml.evaluation.calibration import LOG_TEMPERATURE_DEVIATION
 from gpclml.evidence.sampling import laplace_conditional_log_density
 from gpclml.mlls import LaplaceEvidence
@@ -28,7 +26,6 @@ __all__ = [
     "calibrated",
     "confident_as_the_network",
     "factor_by_clml",
-    "output_covariances",
     "scaled_outputs",
     "validated_temperature",
 ]
@@ -39,25 +36,6 @@ FACTORS = tuple(10.0**k for k in range(-2, 7))
 _LOSS = 0.003  # nats a point that predictions of training points may lose
 _LARGEST = 12.0  # logarithm of a factor of outputs
 _IMAGINED = 60  # points
-_NUMBERS = 2**24  # of gradients in memory at a time
-
-
-def output_covariances(
-    network: torch.nn.Module,
-    functions: Sequence[OutputCovariance],
-    x: Tensor,
-    outputs: int,
-) -> list[Tensor]:
-    """Covariances of C outputs at points, ``(N, C, C)``, by each function of their gradients."""
-    chunks = []
-    first = output_gradients(network, x[:1], outputs).values()
-    numbers = sum(
-        rows.numel() if isinstance(rows, Tensor) else rows.gradients.numel() for rows in first
-    )
-    for points in x.split(max(1, _NUMBERS // numbers)):
-        gradients = output_gradients(network, points, outputs)
-        chunks.append([function(gradients) for function in functions])
-    return [torch.cat(covariances) for covariances in zip(*chunks, strict=True)]
 
 
 def factor_by_clml(evidence: LaplaceEvidence, held_out: tuple[Tensor, Tensor]) -> float:
@@ -132,7 +110,7 @@ def _minimize(loss: Callable[[float], float]) -> tuple[float, float]:
 
 
 def scaled_outputs(
-    likelihood: OutputLikelihood, outputs: Tensor, covariance: Tensor, factor: float
+    likelihood: OutputLikelihood, outputs: Tensor, variance: Tensor, factor: float
 ) -> Tensor:
     r"""Outputs times a factor that makes up for their variances v, but for no more than these.
 
@@ -144,7 +122,6 @@ def scaled_outputs(
     """
     if factor == 1:
         return outputs
-    variance = covariance.diagonal(dim1=-2, dim2=-1)
     return outputs * (1 + likelihood.moderation * variance).sqrt().clamp_max(factor)
 
 
@@ -168,10 +145,11 @@ def confident_as_the_network(
         predicted = likelihood.predictive(scaled.double(), covariance.double())
         return float(_log_densities(predicted, target).mean())
 
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
     least = mean_density(outputs, 0 * covariance) - _LOSS
 
     def excess(logarithm: float) -> float:
-        scaled = scaled_outputs(likelihood, outputs, covariance, math.exp(logarithm))
+        scaled = scaled_outputs(likelihood, outputs, variance, math.exp(logarithm))
         return mean_density(scaled, covariance) - least
 
     # The excess grows with the factor until variances are made up for.

@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, Literal, Self, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood, SoftmaxLikelihood
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.likelihoods import (
+    GaussianLikelihood,
+    Likelihood,
+    MultitaskGaussianLikelihood,
+    SoftmaxLikelihood,
+)
+from linear_operator import to_linear_operator
+from linear_operator.operators import BlockDiagLinearOperator, DiagLinearOperator
 from torch import Tensor
-from torch.distributions import Distribution, Normal
+from torch.distributions import Distribution
 
 from gpclml._utils.arguments import (
     callers_level,
@@ -27,23 +33,27 @@ from gpclml._utils.environment import progress_bar
 from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml._utils.resuming import check_state, digest, versions_of
 from gpclml.conditioning.batches import Data, Points, batches_of, points_of
-from gpclml.curvature import (
-    Curvature,
-    Diagonal,
-    Full,
-    GaussianWeightPrior,
-    Kronecker,
-    Structure,
+from gpclml.curvature import Diagonal, Full, GaussianWeightPrior, Kronecker, Structure
+from gpclml.curvature.gradients import outputs_and_gradients
+from gpclml.curvature.output_likelihoods import (
+    OutputLikelihood,
+    check_targets_belong,
+    output_likelihood,
 )
-from gpclml.curvature.output_likelihoods import check_targets_belong, output_likelihood
 from gpclml.curvature.storage import (
     content_of_curvature,
     content_of_likelihood,
     curvature_of_content,
     likelihood_of_content,
 )
-from gpclml.curvature.structure import OutputCovariance, check_mode, in_single, layer_of
+from gpclml.curvature.structure import (
+    OutputCovariance,
+    call_with,
+    check_mode,
+    in_single,
+)
 from gpclml.errors import ArgumentError, DataError, ShapeError, UnsupportedError
+from gpclml.evidence.sampling import linearized_outputs
 from gpclml.fit import FitWarning
 from gpclml.laplace.calibration import (
     FACTORS,
@@ -51,12 +61,15 @@ from gpclml.laplace.calibration import (
     calibrated,
     confident_as_the_network,
     factor_by_clml,
-    output_covariances,
     scaled_outputs,
     validated_temperature,
 )
+from gpclml.laplace.inputs import TensorNetwork, network_outputs
+from gpclml.laplace.weights import chosen_parameters, trained_only
+from gpclml.likelihoods import LogisticLikelihood
 from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 from gpclml.mlls.evidence_search import (
+    LogNoise,
     fit_noise_to_residuals,
     maximize_evidence,
     told_of_link,
@@ -64,21 +77,24 @@ from gpclml.mlls.evidence_search import (
 )
 from gpclml.models import LinearizedNetwork
 
+if TYPE_CHECKING:
+    from botorch.models.model import Model
+
 __all__ = ["Laplace"]
 
 _KIND = "gpclml.Laplace"
 _REQUIRED = {
-    "network": dict, "curvature": dict, "precisions": dict, "likelihood": dict, "names": list,
-    "settings": dict, "numbers": dict,
+    "network": dict, "curvature": dict, "log_precision": Tensor, "likelihood": dict, "names": list,
+    "seen": list, "settings": dict, "numbers": dict,
 }  # fmt: skip
 _STRUCTURES = {"kron": Kronecker(others="diagonal"), "full": Full(), "diag": Diagonal()}
 _UNKNOWN = 2**62  # points of data that have not been counted yet
 _POINTS = 256  # that are predicted at a time
+_GRADIENTS = 2**24  # numbers of gradients in memory at a time
 _SAMPLE = 1000  # training points at which predictions are compared with the network's
 _SCALES = (0.0, *(10 ** (k / 2) for k in range(-12, 3)))  # of covariances that are tried
 _NUMBERS = (
     "num_data", "log_evidence", "covariance_scale", "output_scale", "output_temperature",
-    "_curvature_scale",
 )  # fmt: skip
 
 
@@ -107,17 +123,24 @@ class Laplace:
 
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own; in eval mode if it has
-            dropout or batch normalization. It is not changed.
-        likelihood: ``"classification"`` for a softmax, of one output the logistic function;
+            dropout or batch normalization. It is not changed. It may take dictionaries of tensors,
+            or their entries as arguments, as the networks of Hugging Face.
+        likelihood: ``"classification"`` for a softmax, of one output ``LogisticLikelihood``;
             ``"regression"``; or one of :class:`gpclml.mlls.LaplaceMarginalLogLikelihood`, of which
             ``BernoulliLikelihood`` is a probit, not for logits.
         weights: Weights in the posterior: ``"last"`` for those of the last layer that has some that
-            require a gradient (of all layers if none do), ``"all"`` for all that require a
-            gradient, or names of parameters or modules.
+            require a gradient (of all layers if none do), and for all of them where adapters
+            (LoRA) alone do; ``"all"`` for all that require a gradient; or names of parameters or
+            modules.
         structure: ``"kron"``, ``"full"``, ``"diag"``, or a structure of :mod:`gpclml.curvature`.
-        by: One precision for the ``"network"``, for each ``"layer"`` or ``"parameter"``.
+        by: One precision for the ``"network"``, for each ``"layer"``, ``"parameter"`` or
+            ``"weight"``, the last not with ``"kron"``.
+        output: Makes outputs ``(N, C)`` of what the network returns; None for the tensor itself or
+            its ``logits``.
+        prior_mean: Mean of the weights under the prior, as :class:`GaussianWeightPrior` takes it.
 
     Attributes:
+        likelihood: The likelihood; after a fit an object of GPyTorch.
         log_evidence: The Laplace evidence of all data, in nats.
         num_data: Number of points that the posterior was fitted to.
         names: Names of the parameters in the posterior.
@@ -150,24 +173,31 @@ class Laplace:
         *,
         weights: str | Sequence[str] = "last",
         structure: Structure | Literal["kron", "full", "diag"] = "kron",
-        by: Literal["network", "layer", "parameter"] = "layer",
+        by: Literal["network", "layer", "parameter", "weight"] = "layer",
+        output: Callable[[Any], Tensor] | None = None,
+        prior_mean: float | Mapping[str, Tensor] = 0.0,
     ) -> None:
         if isinstance(likelihood, Likelihood):
             output_likelihood(likelihood)
         self.network = network
         self.likelihood: Likelihood | str = likelihood
         self.weights = weights
-        self.by: Literal["network", "layer", "parameter"] = by
+        self.by: Literal["network", "layer", "parameter", "weight"] = by
+        self.prior_mean = prior_mean
+        # What is differentiated: the network, or a function of one tensor that it is made.
+        self._of_dictionaries = TensorNetwork(network, output)
+        self._module: torch.nn.Module = network if output is None else self._of_dictionaries
         named = structure if isinstance(structure, str) else ""
         self.structure: Structure = _STRUCTURES.get(named, cast(Structure, structure))
-        raw = getattr(getattr(likelihood, "noise_covar", None), "raw_noise", None)
-        self._keeps_noise = isinstance(raw, Tensor) and bool(raw.detach().any())  # a number too
-        self._curvature: Curvature | None = None
+        noise = LogNoise.of(likelihood)
+        # A noise that is not the one a likelihood is made with was set by the caller.
+        self._keeps_noise = noise is not None and bool(noise.parameter.detach().any())
+        self._evidence: LaplaceEvidence | None = None
 
     def __repr__(self) -> str:
         shown = (self.network, self.likelihood, self.structure)
         names = [value if isinstance(value, str) else type(value).__name__ for value in shown]
-        fitted = f"{self.num_data} points" if self._curvature is not None else "not fitted"
+        fitted = f"{self.num_data} points" if self._evidence is not None else "not fitted"
         return f"Laplace({', '.join(names)}, weights={self.weights!r}: {fitted})"
 
     @checked
@@ -193,7 +223,8 @@ class Laplace:
 
         Args:
             data: The training data of the network: a ``DataLoader`` or other iterable of pairs
-                ``(x, y)``, or two tensors. One pass over them is usually enough.
+                ``(x, y)``, or two tensors. One pass over them is usually enough. Points may be
+                dictionaries of tensors, and a dictionary with ``"labels"`` is a pair.
             validation: Data that the network was not trained on, by which a temperature is chosen;
                 in regression also c.
             precision: The prior precision: a number, with a = c = 1 unless there are validation
@@ -233,43 +264,120 @@ class Laplace:
         elif precision in ("validation", "clml") and validation is None:
             got = f"{precision!r} without validation data"
             raise ArgumentError("precision", got, "validation=(x, y) too")
-        batches = batches_of("data", data, batch_size, self._device)
+        batches = self._batches("data", data, batch_size)
         first = next(batches)
-        if isinstance(self.likelihood, str):
-            outputs = _network_outputs(self.network, first[0])
-            classes = max(outputs.shape[-1], 2)  # one output is a logit
-            self.likelihood = (
-                GaussianLikelihood()
-                if self.likelihood == "regression"
-                else SoftmaxLikelihood(num_classes=classes, mixing_weights=False)
-            ).to(outputs)
+        likelihood = self._made_likelihood(first[0])
+        if isinstance(likelihood, MultitaskGaussianLikelihood):
+            self._fit_noises(data, batch_size)
         # Weights outside the posterior are constants, of which no curvature is computed.
-        self.names = _chosen_parameters(self.network, self.weights, first[0])
+        self.names = chosen_parameters(self._module, self.weights, first[0])
         start = 1.0 if isinstance(precision, str) else precision
-        with _trained_only(self.network, self.names):
-            prior = GaussianWeightPrior(self.network, self.by, start)
-            model = LinearizedNetwork(self.network, prior)
-            mll = LaplaceMarginalLogLikelihood(self.likelihood, model, _UNKNOWN, self.structure)
+        with trained_only(self.network, self.names):
+            prior = GaussianWeightPrior(self._module, self.by, start, self._prior_mean())
+            model = LinearizedNetwork(self._module, prior)
+            mll = LaplaceMarginalLogLikelihood(likelihood, model, _UNKNOWN, self.structure)
             evidence = mll.evidence_of(*first)
             for x, y in progress_bar(batches, desc="batches", progress=progress):
                 evidence = evidence + mll.evidence_of(x, y)
         self.num_data = mll.num_data = len(evidence.seen[0])
         check_targets_belong("data", *evidence.seen)
         self._search(evidence, climbs=isinstance(precision, str))
-        with _trained_only(self.network, self.names), torch.no_grad():
+        with trained_only(self.network, self.names), torch.no_grad():
             if precision == "clml" and validation is not None:
-                pairs = batches_of("validation", validation, batch_size, self._device)
+                pairs = self._batches("validation", validation, batch_size)
                 points, targets = map(torch.cat, zip(*pairs, strict=True))
                 prior.log_precision.add_(math.log(factor_by_clml(evidence, (points, targets))))
             self.log_evidence = float(evidence.nats())
-            precisions = {name: p.clone() for name, p in prior.precisions().items()}
-            scale = float(evidence.curvature_scale())
-        for p in precisions.values():
-            check_finite("precision", p, "Fix it by giving a number.")
-        self._take(evidence.curvature, precisions, scale)
+        check_finite("precision", prior.log_precision, "Fix it by giving a number.")
+        self._take(evidence)
         if validation is not None or precision == "evidence":
             self._calibrate(data, validation, precision, spread, batch_size)
         return self
+
+    @checked
+    def fit_online(
+        self,
+        data: Data,
+        *,
+        epochs: int = 100,
+        batch_size: int = 256,
+        validation: Data | None = None,
+        **training: Any,
+    ) -> Self:
+        """Trains the network by the evidence, and fits the posterior: one call.
+
+        Weights are trained to their mode, and precisions and noise by the evidence between epochs
+        (:func:`gpclml.fit_online`), from where the network is and in its own mode; the network is
+        in eval mode at the end, and :meth:`fit` follows. With ``checkpoint=path`` the training may
+        be stopped and goes on from there bit for bit at the next call.
+
+        Args:
+            data: As :meth:`fit`, to be read several times.
+            epochs: Number of passes over the data.
+            batch_size: Number of points of a batch, if the data are tensors.
+            validation: As :meth:`fit`.
+            **training: Further arguments of :func:`gpclml.fit_online`.
+
+        Returns:
+            Itself; ``training`` has the course, an :class:`~gpclml.fit.OnlineFitResult`.
+
+        Raises:
+            ArgumentError, ShapeError, UnsupportedError, NonFiniteError, DataError: As
+                :func:`gpclml.fit_online` and :meth:`fit`.
+        """
+        from gpclml.fit import fit_online
+
+        tensors = isinstance(data, tuple) and len(data) == 2
+        pairs = self._of_dictionaries.pairs("data", data, batch_size) if tensors else None
+        batches: Any = None if tensors else _Again(self, data, batch_size)
+        first = pairs[0] if pairs is not None else next(iter(batches))[0]
+        self._adopt_dictionaries()
+        likelihood = self._made_likelihood(first[:2])
+        count = len(first) if pairs is not None else sum(len(x) for x, _ in batches)
+        prior = GaussianWeightPrior(self._module, self.by, 1.0, self._prior_mean())
+        mll = LaplaceMarginalLogLikelihood(
+            likelihood, LinearizedNetwork(self._module, prior), count, self.structure
+        )
+        if pairs is not None:
+            given: dict[str, Any] = {"train_y": pairs[1], "batch_size": min(batch_size, count)}
+            self.training = fit_online(mll, first, epochs=epochs, **given, **training)
+        else:
+            self.training = fit_online(mll, batches, epochs=epochs, **training)
+        self.network.eval()
+        return self.fit(data, validation=validation, batch_size=batch_size)
+
+    def _made_likelihood(self, x: Tensor) -> Likelihood:
+        """The likelihood, made of its name and the outputs at points where it is a name."""
+        if isinstance(self.likelihood, str):
+            outputs = network_outputs(self._module, x)
+            if self.likelihood == "regression":
+                made: Likelihood = GaussianLikelihood()
+            elif outputs.shape[-1] == 1:
+                made = LogisticLikelihood()
+            else:
+                made = SoftmaxLikelihood(num_classes=outputs.shape[-1], mixing_weights=False)
+            self.likelihood = made.to(outputs)
+        return cast(Likelihood, self.likelihood)
+
+    def _prior_mean(self) -> float | Mapping[str, Tensor]:
+        """The prior mean of the weights in the posterior: others are constants."""
+        if not isinstance(self.prior_mean, Mapping):
+            return self.prior_mean
+        trained = {name for name, p in self._module.named_parameters() if p.requires_grad}
+        known = dict(self._module.named_parameters())
+        return {k: v for k, v in self.prior_mean.items() if k in trained or k not in known}
+
+    def _fit_noises(self, data: Data, batch_size: int) -> None:
+        """Sets the noise of each output to its mean squared residual, if it is to be fitted."""
+        noise = LogNoise.of(self.likelihood)
+        if noise is None or self._keeps_noise:
+            return
+        residuals = [
+            (y.double() - network_outputs(self._module, x).double()).square()
+            for x, y in self._batches("data", data, batch_size)
+        ]
+        noise.scale_floor(torch.cat([y for _, y in self._batches("data", data, batch_size)]))
+        noise.take(torch.cat(residuals).mean(0).to(noise.parameter))
 
     def _search(self, evidence: LaplaceEvidence, climbs: bool) -> None:
         """Climbs the evidence, or fits the noise beside a given precision; warns of what is wrong.
@@ -297,11 +405,11 @@ class Laplace:
         batch_size: int,
     ) -> None:
         """Chooses the factors of outputs and covariances and the temperature."""
-        likelihood = output_likelihood(cast(Likelihood, self.likelihood))
-        regression = isinstance(self.likelihood, GaussianLikelihood)
+        likelihood = self._output_likelihood()
+        regression = likelihood.regression
         index, held_out = 0, None
         if validation is not None:
-            pairs = batches_of("validation", validation, batch_size, self._device)
+            pairs = self._batches("validation", validation, batch_size)
             held_out = self._evaluated(pairs, FACTORS if precision == "validation" else (1.0,))
             check_finite("validation", held_out[0], "These are outputs at its points.")
             check_targets_belong("validation", *held_out[:2])
@@ -316,8 +424,8 @@ class Laplace:
             elif not scale:
                 index = FACTORS.index(1.0)
             if precision == "validation":
-                self._precisions = {n: FACTORS[index] * p for n, p in self._precisions.items()}
-                self._output_covariance = self._function(1.0)
+                self._prior.log_precision.add_(math.log(FACTORS[index]))
+                self._functions.clear()
         if regression:
             return
         outputs, target, (covariance,) = self._evaluated(self._sample(data, batch_size))
@@ -325,7 +433,8 @@ class Laplace:
         if held_out is None:
             return
         outputs, target, covariances = held_out
-        scaled = scaled_outputs(likelihood, outputs, covariances[index], self.output_scale)
+        variance = covariances[index].diagonal(dim1=-2, dim2=-1)
+        scaled = scaled_outputs(likelihood, outputs, variance, self.output_scale)
         self.output_temperature, gain = validated_temperature(
             likelihood, scaled, target, covariances[index], outputs
         )
@@ -336,7 +445,7 @@ class Laplace:
         """About 1,000 of the training points, at even distances."""
         # The same points whatever the size of batches.
         every, seen = max(1, self.num_data // _SAMPLE), 0
-        for x, y in batches_of("data", data, batch_size, self._device):
+        for x, y in self._batches("data", data, batch_size):
             rows = torch.arange(-seen % every, len(x), every, device=x.device)
             seen += len(x)
             if len(rows):
@@ -348,24 +457,78 @@ class Laplace:
         """Outputs, targets and covariances of outputs, for each factor of the precisions."""
         outputs, targets, covariances = [], [], []
         for x, y in batches:
-            outputs.append(_network_outputs(self.network, x))
+            values, chunk = self._at(x, factors)
+            outputs.append(values)
             targets.append(y)
-            covariances.append(self._covariances(x, outputs[-1].shape[-1], factors))
+            covariances.append(chunk)
         joined = [torch.cat(chunks) for chunks in zip(*covariances, strict=True)]
         return torch.cat(outputs), torch.cat(targets), joined
 
-    def _covariances(self, x: Tensor, outputs: int, factors: Sequence[float]) -> list[Tensor]:
-        """Covariances of outputs, ``(N, C, C)``, for each factor of the precisions."""
-        self._output_covariance = self._output_covariance or self._function(1.0)
-        functions = [self._output_covariance if f == 1 else self._function(f) for f in factors]
-        with _trained_only(self.network, self.names):
-            return output_covariances(self.network, functions, x, outputs)
+    def _at(
+        self, x: Tensor, factors: Sequence[float] = (1.0,), together: int = 1
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Outputs and their covariances, for each factor of the precisions.
+
+        Covariances are those of each so many points together, ``(N / q, q C, q C)``.
+        """
+        functions = [self._function(factor) for factor in factors]
+        size = together * max(1, _GRADIENTS // (together * self._size_of_gradients(x)))
+        chunks = []
+        try:
+            with trained_only(self.network, self.names):
+                for points in x.split(size):
+                    outputs, gradients = outputs_and_gradients(self._module, points, self._probed)
+                    chunks.append([outputs, *(f(gradients, together) for f in functions)])
+        except (RuntimeError, TypeError):
+            network_outputs(self._module, x[:1])  # an error that names the argument
+            raise
+        outputs, *covariances = (torch.cat(values) for values in zip(*chunks, strict=True))
+        return outputs, covariances
+
+    def _size_of_gradients(self, x: Tensor) -> int:
+        """Numbers of the gradients of a point, which its shape decides."""
+        if x.shape[1:] not in self._sizes:
+            network_outputs(self._module, x[:1])  # its checks
+            with trained_only(self.network, self.names):
+                rows = outputs_and_gradients(self._module, x[:1].detach(), self._probed)[1].values()
+            self._sizes[x.shape[1:]] = sum(
+                row.numel() if isinstance(row, Tensor) else row.gradients.numel() for row in rows
+            )
+        return max(1, self._sizes[x.shape[1:]])
 
     def _function(self, factor: float) -> OutputCovariance:
         """What gives covariances of outputs with so many times the precisions."""
-        assert self._curvature is not None
-        precisions = {name: factor * p for name, p in self._precisions.items()}
-        return self._curvature.output_covariance(precisions, self._curvature_scale)
+        if factor not in self._functions:
+            evidence = self._fitted()
+            precisions = {name: factor * p for name, p in self._precisions().items()}
+            with torch.no_grad():
+                scale = evidence.curvature_scale()
+                made = evidence.curvature.output_covariance(precisions, scale)
+            self._functions[factor] = made
+        return self._functions[factor]
+
+    def _normal(
+        self, x: Tensor, together: int = 1, *, scaled: bool = True, mode: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Mean of outputs at points, ``(N, C)``, and covariance, ``(N / q, q C, q C)``."""
+        likelihood = self._output_likelihood()
+        scale = 0.0 if mode else self.covariance_scale
+        if scale > 0:
+            outputs, (covariance,) = self._at(x, together=together)
+            covariance = scale * covariance
+            if scaled:
+                variance = covariance.diagonal(dim1=-2, dim2=-1).reshape(outputs.shape)
+                outputs = scaled_outputs(likelihood, outputs, variance, self.output_scale)
+        else:
+            network_outputs(self._module, x[:1])  # its checks
+            weights = {name: p.detach() for name, p in self._module.named_parameters()}
+            outputs = in_single(call_with(self._module, weights, x))
+            size = together * outputs.shape[1]
+            covariance = outputs.new_zeros(()).expand(len(x) // together, size, size)
+        # The temperature of a regression multiplies its noise, that of classes divides outputs.
+        if not (mode or likelihood.regression):
+            outputs = outputs / self.output_temperature
+        return outputs, covariance
 
     @torch.no_grad()
     @checked(x="(N, *event)")
@@ -400,45 +563,217 @@ class Laplace:
             ShapeError, NonFiniteError, ModelModeError: As :meth:`fit`.
         """
         check_counts(draws=draws)
-        self._check_fitted()
-        kind = cast(Likelihood, self.likelihood)
-        likelihood = output_likelihood(kind)
-        if method == "bridge" and not isinstance(self.likelihood, SoftmaxLikelihood):
+        self._fitted()
+        likelihood = self._output_likelihood()
+        if method == "bridge" and not isinstance(
+            self.likelihood, SoftmaxLikelihood | LogisticLikelihood
+        ):
             got, expected = "'bridge' without a softmax", "a SoftmaxLikelihood"
             raise UnsupportedError("method", got, expected, "Use 'closed'.")
-        source = seeded(seed)
-        # The temperature of a regression multiplies its noise, that of classes divides outputs.
-        temperature = 1.0 if method == "mode" else self.output_temperature
-        regression = isinstance(kind, GaussianLikelihood)
-        scale = 0.0 if method == "mode" else self.covariance_scale
+        source, mode = seeded(seed), method == "mode"
+        noise_factor = self.output_temperature if likelihood.regression and not mode else 1.0
         chunks: list[Any] = []
-        batches = points_of("x", x, _POINTS, self._device)
+        batches = points_of("x", self._of_dictionaries.points("x", x), _POINTS, self._device)
         for points in progress_bar(batches, desc="predictions", progress=progress):
+            self._adopt_dictionaries()
             check_finite("x", points)
-            outputs = _network_outputs(self.network, points)
-            count, c = outputs.shape
-            covariance = outputs.new_zeros(()).expand(count, c, c)
-            if scale > 0:
-                covariance = scale * self._covariances(points, c, (1.0,))[0]
-                # The bridge moderates outputs in a way that the factor does not make up for.
-                factor = 1.0 if method == "bridge" else self.output_scale
-                outputs = scaled_outputs(likelihood, outputs, covariance, factor)
-            if not regression:
-                outputs = outputs / temperature
-            if method == "bridge" and scale > 0:
+            # The bridge moderates outputs in a way that the factor does not make up for.
+            outputs, covariance = self._normal(points, scaled=method != "bridge", mode=mode)
+            if method == "bridge" and self.covariance_scale > 0:
                 chunks.append(bridged(outputs, covariance))
                 continue
             normal = None
             if method == "draws":
-                normal = torch.randn((draws, count, c), generator=source, dtype=torch.float64)
-            tempered = temperature if regression else 1.0
-            chunks.append(likelihood.predictive(outputs, covariance, tempered, normal))
-        if regression:
-            means, deviations = (
-                torch.cat([getattr(d, k) for d in chunks]) for k in ("loc", "scale")
-            )
-            return Normal(means, deviations)
-        return type(chunks[0])(logits=torch.cat([distribution.logits for distribution in chunks]))
+                shape = (draws, *outputs.shape)
+                normal = torch.randn(shape, generator=source, dtype=torch.float64)
+            chunks.append(likelihood.predictive(outputs, covariance, noise_factor, normal))
+        kind = type(chunks[0])
+        names = ("logits",) if not likelihood.regression else tuple(kind.arg_constraints)
+        values = {k: torch.cat([getattr(d, k).expand(d.batch_shape) if k != "logits" else d.logits
+                                for d in chunks]) for k in names}  # fmt: skip
+        return kind(**values)
+
+    @checked(x="float (N, *event)")
+    def output_distribution(
+        self, x: Tensor | Mapping[str, Tensor], joint: bool = False
+    ) -> MultivariateNormal:
+        r"""The normal distribution of the outputs at points, without noise.
+
+        It is what :meth:`predict` averages the likelihood over, :math:`\mathcal N(a f / T, c V)`.
+
+        Args:
+            x: Points, ``(N, *event)``, or a dictionary of tensors.
+            joint: Whether outputs at different points covary; else each point is on its own.
+
+        Returns:
+            Of one output a ``MultivariateNormal`` of N numbers, of several a
+            ``MultitaskMultivariateNormal`` of ``(N, C)``; differentiable in points that require a
+            gradient.
+
+        Raises:
+            ArgumentError, ShapeError, NonFiniteError, ModelModeError: As :meth:`predict`.
+
+        Note:
+            The joint distribution takes the gradients of all points at once, N C P numbers for
+            layers that are not linear, and N² C² of its own.
+        """
+        points = self._checked_points(x)
+        mean, covariance = self._normal(points, len(points) if joint else 1)
+        dense = to_linear_operator(covariance[0])
+        if mean.shape[-1] == 1:
+            operator = dense if joint else DiagLinearOperator(covariance.flatten())
+            return MultivariateNormal(mean.squeeze(-1), operator)
+        operator = dense if joint else BlockDiagLinearOperator(to_linear_operator(covariance))
+        return MultitaskMultivariateNormal(mean, operator)
+
+    @checked(x="float (N, *event)", other="float (M, *event)")
+    def output_covariance(
+        self, x: Tensor | Mapping[str, Tensor], other: Tensor | Mapping[str, Tensor]
+    ) -> Tensor:
+        r"""The covariance :math:`c J(x) (H + P_0)^{-1} J(x')^\top` of outputs at two sets.
+
+        Args:
+            x: Points, ``(N, *event)``.
+            other: Others, ``(M, *event)``.
+
+        Returns:
+            ``(N C, M C)``, the outputs of a point next to each other; differentiable in points.
+
+        Raises:
+            ArgumentError, ShapeError, NonFiniteError, ModelModeError: As :meth:`predict`.
+
+        Note:
+            By the joint covariance of all N + M points.
+        """
+        points = [self._checked_points(values) for values in (x, other)]
+        if points[0].shape[1:] != points[1].shape[1:]:
+            expected = f"(M, {', '.join(map(str, points[0].shape[1:]))}), as x"
+            raise ShapeError("other", tuple(points[1].shape), expected)
+        joined = torch.cat(points)
+        mean, covariance = self._normal(joined, len(joined))
+        first = len(points[0]) * mean.shape[-1]
+        return covariance[0, :first, first:]
+
+    @torch.no_grad()
+    @checked
+    def sample_weights(self, count: int = 1, *, seed: int = 0) -> dict[str, Tensor]:
+        r"""Draws of the weights from :math:`\mathcal N(w_*, c\, (H + P_0)^{-1})`.
+
+        Args:
+            count: Number of draws.
+            seed: Seed of the draws; the same gives the same draws.
+
+        Returns:
+            Weights by name, ``(count, *shape)``, of those in the posterior.
+
+        Raises:
+            ArgumentError: The count is below one, or the posterior not fitted.
+        """
+        check_counts(count=count)
+        evidence = self._fitted()
+        draws = evidence.curvature.sample(
+            self._precisions(), evidence.curvature_scale(), count, seeded(seed)
+        )
+        weights = dict(self._module.named_parameters())
+        root = math.sqrt(self.covariance_scale)
+        return {name: weights[name] + root * away.to(weights[name]) for name, away in draws.items()}
+
+    @checked(x="float (N, *event)")
+    def sample_outputs(
+        self, x: Tensor | Mapping[str, Tensor], count: int = 1, *, seed: int = 0
+    ) -> Tensor:
+        """Draws of the outputs, each a fixed function of the points, as for Thompson sampling.
+
+        Weights are drawn once for a seed, and the network is linear in them: the same seed gives
+        the values of the same functions at any points, whose joint distribution is that of
+        :meth:`output_distribution`.
+
+        Args:
+            x: Points, ``(N, *event)``, or a dictionary of tensors.
+            count: Number of functions.
+            seed: Seed of the functions.
+
+        Returns:
+            ``(count, N, C)``; differentiable in points that require a gradient.
+
+        Raises:
+            ArgumentError, ShapeError, NonFiniteError, ModelModeError: As :meth:`predict`.
+        """
+        check_counts(count=count)
+        points = self._checked_points(x)
+        if self._drawn is None or self._drawn[0] != (count, seed, self.covariance_scale):
+            key = (count, seed, self.covariance_scale)
+            self._drawn = key, self.sample_weights(count, seed=seed)
+        away = linearized_outputs(self._module, self._drawn[1], points)
+        if self._output_likelihood().regression:
+            return away
+        # Outputs of classes are scaled, deviations from them are not.
+        mean = self._normal(points)[0]
+        with torch.set_grad_enabled(points.requires_grad):
+            weights = {name: p.detach() for name, p in self._module.named_parameters()}
+            return away - in_single(call_with(self._module, weights, points)) + mean
+
+    def to_botorch(self, input_transform: Any = None, outcome_transform: Any = None) -> Model:
+        """The posterior as a BoTorch model, for acquisition functions.
+
+        Args:
+            input_transform: BoTorch's, of inputs before the network.
+            outcome_transform: BoTorch's, in whose units the targets of the training were.
+
+        Returns:
+            A ``botorch.models.model.Model``: ``posterior(X)`` of points ``(*b, q, d)``.
+        """
+        from gpclml.laplace.botorch import LaplaceModel
+
+        self._fitted()
+        return LaplaceModel(self, input_transform, outcome_transform)
+
+    @checked
+    def log_marginal_likelihood(
+        self,
+        prior_precision: float | Tensor | Mapping[str, Tensor | float] | None = None,
+        noise: float | Tensor | None = None,
+    ) -> Tensor:
+        """The Laplace evidence of the data under other hyperparameters, at the same weights.
+
+        Args:
+            prior_precision: A number for all weights; one for each group of ``by``, in the order of
+                the parameters; or by the names of parameters, for those not named as fitted. None
+                for the fitted ones.
+            noise: Noise variance of a regression; None for the fitted one.
+
+        Returns:
+            Nats of all data, as float64; differentiable in the arguments.
+
+        Raises:
+            ArgumentError: A number is not positive, a name is not that of a weight in the
+                posterior, or the posterior is not fitted.
+            ShapeError: There are neither one nor as many precisions as groups.
+            UnsupportedError: There is a noise, and the likelihood has none.
+        """
+        evidence, precisions = self._fitted(), self._precisions()
+        if isinstance(prior_precision, Mapping):
+            for name, value in prior_precision.items():
+                if name not in precisions:
+                    expected = f"names of {', '.join(precisions)}"
+                    raise ArgumentError("prior_precision", repr(name), expected)
+                precisions[name] = torch.as_tensor(value).to(precisions[name])
+        elif prior_precision is not None:
+            shape = self._prior.log_precision.shape
+            values = torch.as_tensor(prior_precision).to(self._prior.log_precision)
+            if values.numel() != 1 and values.shape != shape:
+                expected = f"a number, or {tuple(shape)}, one for each {self.by}"
+                raise ShapeError("prior_precision", tuple(values.shape), expected)
+            precisions = self._prior.of_values(values.reshape(-1).expand(shape))
+        for value in precisions.values():
+            check_positive(prior_precision=value.detach())
+        if noise is not None:
+            check_positive(noise=torch.as_tensor(noise).detach())
+        with trained_only(self.network, []), torch.enable_grad():
+            value = evidence.nats(precisions, noise)
+        given = prior_precision.values() if isinstance(prior_precision, Mapping) else ()
+        tensors = [v for v in (*given, prior_precision, noise) if isinstance(v, Tensor)]
+        return value if any(v.requires_grad for v in tensors) else value.detach()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the posterior and the network's weights to one file, without pickled objects.
@@ -450,26 +785,38 @@ class Laplace:
             ArgumentError: It is not fitted, or the network's weights have changed since.
             DataError: The file cannot be written.
         """
-        curvature = self._check_fitted()
+        evidence = self._fitted()
+        mean = self._prior.mean
         content = {
             "network": self.network.state_dict(),
-            "curvature": content_of_curvature(curvature),
-            "precisions": self._precisions,
+            "curvature": content_of_curvature(evidence.curvature),
+            "log_precision": self._prior.log_precision.detach(),
             "likelihood": content_of_likelihood(cast(Likelihood, self.likelihood)),
             "names": self.names,
-            "settings": {"by": self.by},
+            "seen": list(evidence.seen),
+            "settings": {
+                "by": self.by,
+                "prior_mean": dict(mean) if isinstance(mean, Mapping) else mean,
+            },
             "numbers": {name: getattr(self, name) for name in _NUMBERS},
         }
         write_checkpoint(path, _KIND, content)
 
     @classmethod
     @checked
-    def load(cls, path: str | os.PathLike[str], network: torch.nn.Module) -> Laplace:
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        network: torch.nn.Module,
+        *,
+        output: Callable[[Any], Tensor] | None = None,
+    ) -> Laplace:
         """Reads a posterior that :meth:`save` wrote.
 
         Args:
             path: File to read.
             network: A network of the same architecture, which gets the stored weights and buffers.
+            output: As of the posterior that was written.
 
         Raises:
             DataError: The file is missing, damaged, no such file, or of another network.
@@ -480,12 +827,19 @@ class Laplace:
         try:
             likelihood = likelihood_of_content(content["likelihood"])
             curvature = curvature_of_content(content["curvature"])
-            made = cls(network, likelihood, weights=content["names"], **content["settings"])
+            settings = {"weights": content["names"], "output": output, **content["settings"]}
+            made = cls(network, likelihood, **settings)
             made.names = list(content["names"])
             network.load_state_dict(content["network"])
-            numbers = content["numbers"]
-            made._take(curvature, content["precisions"], numbers["_curvature_scale"])
-            vars(made).update({name: numbers[name] for name in _NUMBERS})
+            with trained_only(network, made.names):
+                prior = GaussianWeightPrior(made._module, made.by, 1.0, made.prior_mean)
+                model = LinearizedNetwork(made._module, prior)
+            with torch.no_grad():
+                prior.log_precision.copy_(content["log_precision"])
+            outputs, targets = content["seen"]
+            mll = LaplaceMarginalLogLikelihood(likelihood, model, len(outputs))
+            made._take(LaplaceEvidence(mll, outputs, targets, curvature))
+            vars(made).update({name: content["numbers"][name] for name in _NUMBERS})
         except torch.OutOfMemoryError:
             raise
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -495,24 +849,62 @@ class Laplace:
         return made
 
     @property
-    def precisions(self) -> dict[str, float]:
-        """The prior precision of each parameter in the posterior, by name."""
-        return {name: float(value) for name, value in self._precisions.items()}
+    def precisions(self) -> dict[str, Any]:
+        """Prior precisions by the name of each parameter in the posterior: numbers, or tensors."""
+        values = self._precisions().items()
+        return {name: value if value.ndim else float(value) for name, value in values}
 
     @property
     def _device(self) -> torch.device:
         return next(iter(self.network.parameters()), torch.zeros(())).device
 
-    def _take(self, curvature: Curvature, precisions: Mapping[str, Tensor], scale: float) -> None:
-        self._curvature, self._precisions = curvature, dict(precisions)
-        self._curvature_scale = scale
-        self._output_covariance: OutputCovariance | None = self._function(1.0)
+    @property
+    def _prior(self) -> GaussianWeightPrior:
+        return self._fitted().mll.model.prior
+
+    def _precisions(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in self._prior.precisions().items()}
+
+    def _output_likelihood(self) -> OutputLikelihood:
+        return output_likelihood(cast(Likelihood, self.likelihood))
+
+    def _batches(self, argument: str, data: Data, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Points as tensors, and targets, on the device."""
+        pairs = self._of_dictionaries.pairs(argument, data, size)
+        for pair in batches_of(argument, pairs, size, self._device):
+            self._adopt_dictionaries()
+            yield pair
+
+    def _adopt_dictionaries(self) -> None:
+        """Goes on with the function of one tensor if points were dictionaries."""
+        if self._of_dictionaries.is_used:
+            self._module = self._of_dictionaries
+
+    def _checked_points(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:
+        self._fitted()
+        points = self._of_dictionaries.points("x", x)
+        self._adopt_dictionaries()
+        if not len(points):
+            raise ArgumentError("x", "no points", "at least one")
+        check_finite("x", points)
+        return points
+
+    def _take(self, evidence: LaplaceEvidence) -> None:
+        self._evidence = evidence
         self._digest = digest(self.network.state_dict())
         self._versions = versions_of(self.network)
         self.covariance_scale, self.output_scale, self.output_temperature = 1.0, 1.0, 1.0
+        self._forget()
 
-    def _check_fitted(self) -> Curvature:
-        if self._curvature is None:
+    def _forget(self) -> None:
+        """Forgets what is computed from the rest."""
+        self._functions: dict[float, OutputCovariance] = {}
+        self._probed: dict[Any, dict[str, str]] = {}  # what is known of the layers
+        self._sizes: dict[torch.Size, int] = {}
+        self._drawn: tuple[Any, dict[str, Tensor]] | None = None
+
+    def _fitted(self) -> LaplaceEvidence:
+        if self._evidence is None:
             raise ArgumentError("posterior", "one that is not fitted", "a fitted one", "Call fit.")
         check_mode(self.network)
         # Counters of changes are compared first, since a digest reads all weights.
@@ -522,98 +914,22 @@ class Laplace:
                 "network", "weights or buffers that changed after fit", "those of fit",
                 "Call fit again.",
             )  # fmt: skip
+        if versions != self._versions:
+            self._evidence.renew()
         self._versions = versions
-        return self._curvature
+        return self._evidence
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is computed from the rest, or holds in this process alone."""
-        return {**vars(self), "_output_covariance": None, "_versions": ()}
+        empty = {"_functions": {}, "_probed": {}, "_sizes": {}, "_drawn": None, "_versions": ()}
+        return {**vars(self), **(empty if self._evidence is not None else {})}
 
 
-@torch.no_grad()
-@checked(late=True, passes_on="x", x="(N, *event)")
-def _network_outputs(network: torch.nn.Module, x: Tensor) -> Tensor:
-    """The network's outputs, ``(N, C)``; a typed error where it does not take the points."""
-    outputs = network(x)
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(x):
-        got = f"outputs {tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs)}"
-        raise ShapeError("network", got, f"outputs ({len(x)}, C), a row for each point")
-    return in_single(outputs)
+class _Again:
+    """Data as pairs of tensors, as often as they are read."""
 
+    def __init__(self, posterior: Laplace, data: Data, size: int) -> None:
+        self._read = lambda: posterior._batches("data", data, size)
 
-@contextmanager
-def _trained_only(network: torch.nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """Within the block these parameters alone require a gradient."""
-    before = {name: p.requires_grad for name, p in network.named_parameters()}
-    try:
-        for name, p in network.named_parameters():
-            p.requires_grad_(name in names)
-        yield
-    finally:
-        for name, p in network.named_parameters():
-            p.requires_grad_(before[name])
-
-
-def _chosen_parameters(
-    network: torch.nn.Module, weights: str | Sequence[str], x: Tensor
-) -> list[str]:
-    """Names of the parameters that are meant by ``"last"``, ``"all"``, or names of modules too.
-
-    The order of the layers is found at two of the points. An ArgumentError says that a name is not
-    known, or that there is no parameter.
-    """
-    named = dict(network.named_parameters())
-    if weights == "last":
-        return _last_layer(network, x)
-    if weights == "all":
-        chosen = [name for name, p in named.items() if p.requires_grad]
-    else:
-        chosen = []
-        for given in [weights] if isinstance(weights, str) else weights:
-            meant = [name for name in named if name == given or name.startswith(f"{given}.")]
-            if not meant:
-                expected = f"'last', 'all', or some of {', '.join(named)} or of their modules"
-                raise ArgumentError("weights", repr(given), expected)
-            chosen += meant
-        chosen = [name for name in named if name in chosen]
-    if not chosen:
-        raise ArgumentError("weights", "no parameter", "at least one", "Set requires_grad.")
-    return chosen
-
-
-def _last_layer(network: torch.nn.Module, x: Tensor) -> list[str]:
-    """Names of the trainable parameters of the last layer that has some and changes the outputs.
-
-    In a network whose parameters are all frozen, which says nothing of how it was trained, frozen
-    ones count too. A layer is a module with parameters of its own or of parametrizations.
-    """
-    named = dict(network.named_parameters())
-    trainable = [name for name, p in named.items() if p.requires_grad] or list(named)
-    called: list[str] = []
-
-    def note(layer: str, *_: Any) -> None:
-        called.append(layer)
-
-    gradients: Sequence[Tensor | None] = [None] * len(trainable)
-    handles = [
-        module.register_forward_pre_hook(partial(note, layer_of(f"{name}.")))
-        for name, module in network.named_modules() if module._parameters
-    ]  # fmt: skip
-    try:
-        _network_outputs(network, x[:2])  # its checks
-        called.clear()
-        with _trained_only(network, trainable), torch.enable_grad():
-            total = network(x[:2]).sum()
-            if total.requires_grad:
-                parameters = [named[name] for name in trainable]
-                gradients = torch.autograd.grad(total, parameters, allow_unused=True)
-    finally:
-        for handle in handles:
-            handle.remove()
-    # A layer may be called last whose result the outputs do not have: an auxiliary head.
-    used = {layer_of(name) for name, g in zip(trainable, gradients, strict=True) if g is not None}
-    for layer in reversed(called):
-        if layer in used:
-            return [name for name in trainable if layer_of(name) == layer]
-    suggestion = "Give names of parameters as weights."
-    raise ArgumentError("network", "no layer with parameters", "at least one", suggestion)
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._read()

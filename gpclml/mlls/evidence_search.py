@@ -8,12 +8,19 @@ from typing import Any
 
 import torch
 from gpytorch.constraints import GreaterThan
-from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+    MultitaskGaussianLikelihood,
+)
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from gpclml.curvature import GaussianWeightPrior
+from gpclml.curvature.output_likelihoods import output_likelihood
+from gpclml.likelihoods import HeteroscedasticGaussianLikelihood
 from gpclml.mlls._terms import registered
 from gpclml.mlls.laplace_marginal_log_likelihood import (
     LaplaceEvidence,
@@ -49,49 +56,72 @@ _UNEQUAL = 3.0  # factor between the residuals of outputs that share one noise
 
 
 class LogNoise:
-    """The logarithm of a Gaussian likelihood's noise, which is trained in place of the parameter.
+    """The logarithm of a regression's noise, which is trained in place of the parameter.
 
     GPyTorch's own parameter is the noise itself where that is above one, so that steps of any
-    search depend on the units of the targets.
+    search depend on the units of the targets. Of a noise for each output it is that of their mean:
+    ratios stay as they are.
 
     Attributes:
         parameter: The likelihood's own parameter.
         leaf: The logarithm.
     """
 
-    def __init__(self, likelihood: GaussianLikelihood) -> None:
-        self._module: Any = likelihood.noise_covar
-        self.parameter: torch.nn.Parameter = self._module.raw_noise
-        self.leaf: torch.nn.Parameter = torch.nn.Parameter(self.parameter.detach().clone())
+    def __init__(self, module: Any, name: str) -> None:
+        self._module, self._name = module, name
+        self.parameter: torch.nn.Parameter = getattr(module, f"raw_{name}")
+        self.leaf: torch.nn.Parameter = torch.nn.Parameter(self.parameter.detach()[:1].clone())
         self.read()
 
     @classmethod
     def of(cls, likelihood: Any) -> LogNoise | None:
         """That of a likelihood; None where there is no noise, or it is frozen."""
-        if not isinstance(likelihood, GaussianLikelihood):
-            return None
-        raw = getattr(likelihood.noise_covar, "raw_noise", None)
-        return cls(likelihood) if raw is not None and raw.requires_grad else None
+        module, name = likelihood, "noise"
+        if isinstance(likelihood, GaussianLikelihood):
+            module = likelihood.noise_covar
+        elif isinstance(likelihood, MultitaskGaussianLikelihood):
+            name = "task_noises"
+        raw = getattr(module, f"raw_{name}", None)
+        return cls(module, name) if raw is not None and raw.requires_grad else None
+
+    @property
+    def noise(self) -> Tensor:
+        """The likelihood's noise; of several outputs that of each."""
+        return getattr(self._module, self._name)
+
+    @property
+    def _constraint(self) -> Any:
+        return getattr(self._module, f"raw_{self._name}_constraint")
 
     @property
     def bounds(self) -> tuple[float, float]:
         """Logarithms of the least and the largest noise that the likelihood takes."""
-        constraint = self._module.raw_noise_constraint
-        low, high = float(constraint.lower_bound.max()), float(constraint.upper_bound.min())
+        constraint, ratios = self._constraint, self._ratios
+        low = float(constraint.lower_bound.max() / ratios.min())
+        high = float(constraint.upper_bound.min() / ratios.max())
         least = math.log(low * (1 + _NEAR_BOUND)) if low > 0 else -math.inf
         return least, math.log(high * (1 - _NEAR_BOUND)) if high < math.inf else math.inf
 
     @torch.no_grad()
     def read(self) -> None:
         """Takes the noise from the likelihood."""
-        self.leaf.copy_(self._module.noise.log())
+        noise = self.noise.detach()
+        self.leaf.copy_(noise.mean().log())
+        self._ratios = noise / noise.mean()
 
     @torch.no_grad()
     def write(self, log_noise: Tensor | float | None = None) -> None:
         """Gives the noise to the likelihood, within its bounds; another one if that is given."""
         if log_noise is not None:
             self.leaf.copy_(torch.as_tensor(log_noise))
-        self._module.noise = self.leaf.clamp(*self.bounds).exp()
+        setattr(self._module, self._name, self.leaf.clamp(*self.bounds).exp() * self._ratios)
+
+    @torch.no_grad()
+    def take(self, noise: Tensor) -> None:
+        """Gives each output a noise of its own."""
+        low, high = (getattr(self._constraint, f"{end}_bound") for end in ("lower", "upper"))
+        setattr(self._module, self._name, noise.clamp(low * (1 + _NEAR_BOUND) + 1e-300, high))
+        self.read()
 
     @torch.no_grad()
     def scale_floor(self, target: Tensor) -> None:
@@ -99,17 +129,19 @@ class LogNoise:
 
         A constraint that was chosen by the caller stays.
         """
-        constraint = self._module.raw_noise_constraint
+        constraint = self._constraint
         if type(constraint) is not GreaterThan or not constraint.enforced:
             return
         bound = constraint.lower_bound
         if abs(float(bound.max()) / _UPSTREAMS_FLOOR - 1) > 1e-6:
             return
-        values = target.double()
-        spread, square = (values - values.mean(0)).square().mean(), values.square().mean()
-        noise = self._module.noise.clone()
-        bound.fill_(max(_FLOOR * (float(spread) or float(square) or 1.0), 1e-30))
-        self._module.noise = noise.clamp_min(float(bound) * (1 + _NEAR_BOUND))
+        values = target.double().reshape(-1, self.noise.numel())
+        spread, square = (values - values.mean(0)).square().mean(0), values.square().mean(0)
+        noise = self.noise.clone()
+        # Of several outputs by the one of the smallest targets.
+        least = min((s or q or 1.0) for s, q in zip(spread.tolist(), square.tolist(), strict=True))
+        bound.fill_(max(_FLOOR * least, 1e-30))
+        setattr(self._module, self._name, noise.clamp_min(float(bound) * (1 + _NEAR_BOUND)))
         self.read()
 
 
@@ -123,9 +155,10 @@ def _gradients(
         if noise and leaf is noise.leaf and gradient is not None:
             # By the chain rule, with the slope of the likelihood's own transform.
             with torch.enable_grad():
-                log_noise = noise._module.noise.log().sum()
+                log_noise = noise.noise.log().sum()
             (slope,) = torch.autograd.grad(log_noise, noise.parameter)
-            gradients[index] = gradient / slope.clamp_min(torch.finfo(slope.dtype).tiny)
+            slope = slope.clamp_min(torch.finfo(slope.dtype).tiny)
+            gradients[index] = (gradient / slope).sum().reshape(leaf.shape)
     return gradients
 
 
@@ -161,40 +194,45 @@ def start_from_residuals(evidence: LaplaceEvidence) -> None:
     That is the mean squared residual for the noise, and :math:`P_g / |w_g|^2` for the precision of
     a group of :math:`P_g` weights, the most likely one under the prior. The start with the largest
     evidence is taken: the hyperparameters as they are, with this noise, or with these precisions
-    too. Nothing is moved for likelihoods other than Gaussian ones, whose targets have no units.
+    too. Nothing is moved for likelihoods of classes, which have no units.
     """
+    if not output_likelihood(evidence.mll.likelihood).regression:
+        return
     noise, size = _noise_and_residual(evidence.mll.likelihood, *evidence.seen)
-    if noise is None or size == 0:
+    if noise is not None and size == 0:
         return
     model = evidence.mll.model
     precision = model.prior.log_precision
-    residual = torch.full_like(noise.leaf, math.log(size))
-    starts = [(noise.leaf.clone(), precision.clone()), (residual, precision.clone())]
+    none = precision.new_zeros(1)
+    as_it_is = none if noise is None else noise.leaf.clone()
+    residual = none if noise is None else torch.full_like(noise.leaf, math.log(size))
+    starts = [(as_it_is, precision.clone()), (residual, precision.clone())]
     if precision.requires_grad:
         starts.append((residual, _most_likely(model.prior, model.network)))
 
     def value(start: tuple[Tensor, Tensor]) -> float:
-        noise.write(start[0])
-        precision.copy_(start[1])
+        move(start)
         try:
             nats = float(evidence.nats())
         except (NanError, NotPSDError):
             return -math.inf
         return nats if math.isfinite(nats) else -math.inf
 
-    log_noise, log_precision = max(starts, key=value)
-    noise.write(log_noise)
-    precision.copy_(log_precision)
+    def move(start: tuple[Tensor, Tensor]) -> None:
+        if noise is not None:
+            noise.write(start[0])
+        precision.copy_(start[1])
+
+    move(max(starts, key=value))
 
 
 def _most_likely(prior: GaussianWeightPrior, network: torch.nn.Module) -> Tensor:
     """Logarithms of the precisions under which the prior density of the weights is largest."""
     counts, squares = torch.zeros(2, len(prior.groups), dtype=torch.float64)
-    for name, group in prior.group_of.items():
-        weight = network.get_parameter(name).detach().double()
-        counts[group] += weight.numel()
-        squares[group] += weight.square().sum().cpu()
-    precisions = (counts / squares).log().to(prior.log_precision)
+    for name, weight in prior.deviations(network).items():
+        counts[prior.group_of[name]] += weight.numel()
+        squares[prior.group_of[name]] += weight.detach().double().square().sum().cpu()
+    precisions = prior.from_groups((counts / squares).log().to(prior.log_precision))
     return torch.where(precisions.isfinite(), precisions, prior.log_precision.detach())
 
 
@@ -293,9 +331,10 @@ def _at_bound(log_noise: float) -> str:
 @torch.no_grad()
 def told_of_scales(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> str:
     """What is wrong between the sizes of outputs, ``(N, C)``, and targets; empty if nothing is."""
-    if not isinstance(likelihood, GaussianLikelihood):  # targets of others have no units
+    if not output_likelihood(likelihood).regression:  # targets of others have no units
         return ""
-    outputs = outputs.double()
+    heteroscedastic = isinstance(likelihood, HeteroscedasticGaussianLikelihood)
+    outputs = (outputs[:, :1] if heteroscedastic else outputs).double()
     target = target.reshape(outputs.shape).double()
     squared = (target - outputs).square().mean(0)
     explained = 1 - float(squared.sum() / (target - target.mean(0)).square().mean(0).sum())
@@ -308,11 +347,13 @@ def told_of_scales(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> s
             "Standardize the targets before training, and give the same ones here."
         )
     residuals = squared.sqrt()
+    if isinstance(likelihood, MultitaskGaussianLikelihood):
+        return ""
     if float(residuals.max()) > _UNEQUAL * float(residuals.min()):
         return (
             f"Residuals of the outputs have deviations from {float(residuals.min()):.3g} to "
-            f"{float(residuals.max()):.3g}, and one noise for all. Standardize each target, or fit "
-            "a network for each."
+            f"{float(residuals.max()):.3g}, and one noise for all. Standardize each target, or "
+            "give MultitaskGaussianLikelihood(num_tasks, has_global_noise=False)."
         )
     return ""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal, cast
 
 import torch
-from gpytorch.distributions import MultivariateNormal
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import ExactGP
+from linear_operator import to_linear_operator
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, check_positive, checked, seeded
@@ -18,12 +19,15 @@ from gpclml._utils.resuming import ResumableDraws, versions_of
 from gpclml.conditioning import LastPoints
 from gpclml.conditioning.batches import Loader, batches_of
 from gpclml.curvature import Curvature, Kronecker, Structure
+from gpclml.curvature.gradients import outputs_and_gradients
 from gpclml.curvature.output_likelihoods import (
     gradient_columns,
     output_column,
     output_likelihood,
 )
+from gpclml.curvature.structure import Precisions
 from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.inference import evaluating
 from gpclml.inference.observations import Road
 from gpclml.kernels.networks import check_finite_output
 from gpclml.mlls._terms import plus_priors, registered
@@ -65,11 +69,15 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
     model holds its data; the other arguments and methods are for networks.
 
     Args:
-        likelihood: Of a network, ``GaussianLikelihood``, ``BernoulliLikelihood`` (a probit) or
-            ``SoftmaxLikelihood(mixing_weights=False)`` of GPyTorch. A softmax of two classes takes
-            networks of one output too, as logits. Of a latent GP, its own.
+        likelihood: Of a network, ``GaussianLikelihood``, ``StudentTLikelihood``,
+            ``MultitaskGaussianLikelihood`` (of rank 0, with ``has_global_noise=False``; ratios of
+            its noises stay as they are), ``BernoulliLikelihood`` (a probit) or
+            ``SoftmaxLikelihood(mixing_weights=False)`` of GPyTorch; ``LogisticLikelihood``, of one
+            logit, or ``HeteroscedasticGaussianLikelihood`` of :mod:`gpclml.likelihoods`. A softmax
+            of two classes takes networks of one output too, as logits. Of a latent GP, its own.
         model: A network with its prior, or a latent GP.
-        num_data: Number N of points that the weights of a network are trained on.
+        num_data: Number N of points that the weights of a network are trained on; None if the
+            model has its data.
         curvature: A structure of :mod:`gpclml.curvature`; ``Kronecker()`` if None.
         hessian: ``"ggn"`` or ``"ef"``.
         outputs: ``"all"``, ``"single"`` or ``"column"``. The empirical Fisher always has one
@@ -119,6 +127,9 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
             object.__setattr__(self, "_of_latent", conditional)
             self._generator = seeded(seed)
             return
+        has_data = isinstance(model, LinearizedNetwork) and "train_inputs" in vars(model)
+        if num_data is None and has_data:
+            num_data = len(model.train_targets)
         if num_data is None:
             raise ArgumentError("num_data", None, "the number of points a network is trained on")
         check_counts(num_data=num_data)
@@ -132,6 +143,9 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         self.outputs = outputs
         self.temperature = temperature
         self._generator = seeded(seed)
+        self._known: tuple[LaplaceEvidence, list[Tensor]] | None = None
+        if has_data:
+            model._posterior = self._posterior
 
     @checked(late=True)
     def forward(
@@ -167,16 +181,50 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         return self._evidence(output.points, target, output.mean)()
 
     def compute_custom_loss(self, **kwargs: Any) -> Tensor:
-        """The negative evidence of a latent GP, for line searches and ``fit_gpytorch_mll``.
+        """The negative evidence of the model's data, for line searches and ``fit_gpytorch_mll``.
+
+        Of a network it is that at the weights as they are, in eval mode, which get no gradient.
 
         Raises:
-            UnsupportedError: The model is a network, which has no data of its own.
+            UnsupportedError: The model is a network without data.
         """
         if self._of_latent is None:
-            suggestion = "Fit with fit_map, or gpclml.Laplace."
-            raise UnsupportedError("model", "a network without data", "a LatentGP", suggestion)
+            return -self._evidence_of_data()()
         self._of_latent.training = self.training
         return self._of_latent.compute_custom_loss(**kwargs)
+
+    def _evidence_of_data(self) -> LaplaceEvidence:
+        """The evidence of the network's own data, whose curvature is kept for these weights."""
+        model = self.model
+        if "train_inputs" not in vars(model):
+            suggestion = "Give LinearizedNetwork its data, or fit a loader by fit_online."
+            expected = "one with train_inputs and train_targets"
+            raise UnsupportedError("model", "a network without data", expected, suggestion)
+        weights = [*model.network.parameters(), *model.network.buffers()]
+        if self._known is not None:
+            evidence, before = self._known
+            # Optimizers write parameters that they do not change.
+            if all(map(torch.equal, before, weights)):
+                evidence.renew()
+                return evidence
+        with evaluating(model.network):
+            evidence = self.evidence_of(model.train_inputs[0], model.train_targets)
+        self._known = evidence, [w.detach().clone() for w in weights]
+        return evidence
+
+    def _posterior(self, x: Tensor) -> MultivariateNormal:
+        """The normal distribution of outputs at points, given the model's data."""
+        evidence, network = self._evidence_of_data(), self.model.network
+        evidence.check_whole()
+        with torch.no_grad():
+            precisions = self.model.prior.precisions()
+            function = evidence.curvature.output_covariance(precisions, evidence.curvature_scale())
+        with evaluating(network):
+            mean, gradients = outputs_and_gradients(network, self.model.points(x))
+        covariance = to_linear_operator(function(gradients, len(mean))[0])
+        if mean.shape[-1] == 1:
+            return MultivariateNormal(mean.squeeze(-1), covariance)
+        return MultitaskMultivariateNormal(mean, covariance)
 
     def road(self) -> Road:
         """Which way an evaluation for a latent GP goes, and why not a faster one."""
@@ -328,27 +376,48 @@ class LaplaceEvidence:
         """
         return (self.nats() / self.mll.num_data).to(self._mean)
 
-    def nats(self) -> Tensor:
+    def nats(
+        self, precisions: Precisions | None = None, noise: Tensor | float | None = None
+    ) -> Tensor:
         """The value times the number of all points, as float64.
+
+        Args:
+            precisions: Prior precision of each parameter by name; those of the prior if None.
+            noise: Noise variance of a regression, of several outputs their mean; that of the
+                likelihood if None.
 
         Raises:
             ArgumentError: Weights or buffers of the network have changed since.
+            UnsupportedError: There is a noise, and the likelihood has none.
         """
         mll = self.mll
-        likelihood = output_likelihood(mll.likelihood)
-        density = likelihood.log_density(self._mean, self._target).sum(dtype=torch.float64)
-        penalty = mll.model.prior.penalty(mll.model.network).double()
-        ratio = self._copies * self.log_det_ratio().double()
+        density = self._likelihood(noise).log_density(self._mean, self._target)
+        density = density.sum(dtype=torch.float64)
+        # Of known curvature the weights are constants.
+        network, constant = mll.model.network, not self._mean.requires_grad
+        penalty = mll.model.prior.penalty(network, precisions, constant).double()
+        ratio = self._copies * self.log_det_ratio(precisions, noise).double()
         # A batch stands for all data: its likelihood and log-determinant count N / B times.
         share = mll.num_data / len(self._mean)
         value = share * (density / mll.temperature - 0.5 * ratio) - 0.5 * penalty
         return mll.plus_log_prior(value, 1)
 
-    def log_det_ratio(self) -> Tensor:
-        r""":math:`\log |H + P_0| - \log |P_0|` of one copy, in nats."""
+    def log_det_ratio(
+        self, precisions: Precisions | None = None, noise: Tensor | float | None = None
+    ) -> Tensor:
+        r""":math:`\log |H + P_0| - \log |P_0|` of one copy, in nats; arguments as :meth:`nats`."""
         self._check_weights()
-        precisions = self.mll.model.prior.precisions()
-        return self.curvature.log_det_ratio(precisions, self.curvature_scale())
+        precisions = self.mll.model.prior.precisions() if precisions is None else precisions
+        return self.curvature.log_det_ratio(precisions, self.curvature_scale(noise))
+
+    def _likelihood(self, noise: Tensor | float | None = None) -> Any:
+        likelihood: Any = output_likelihood(self.mll.likelihood)
+        if noise is not None:
+            if not hasattr(likelihood, "noise"):
+                kind = type(self.mll.likelihood).__name__
+                raise UnsupportedError("noise", f"one for {kind}", "None")
+            likelihood.noise = torch.as_tensor(noise).to(self._mean)
+        return likelihood
 
     @torch.no_grad()
     def sample_weights(
@@ -388,11 +457,15 @@ class LaplaceEvidence:
                 f"{self.mll.outputs!r}", "all points and outputs", "Add up those of all batches.",
             )  # fmt: skip
 
-    def curvature_scale(self) -> Tensor | float:
+    def curvature_scale(self, noise: Tensor | float | None = None) -> Tensor | float:
         """What the curvature is multiplied by: inverse noise and temperature."""
         mll = self.mll
-        scale = output_likelihood(mll.likelihood).scale() / mll.temperature
+        scale = self._likelihood(noise).scale() / mll.temperature
         return scale**2 if mll.hessian == "ef" else scale  # gradients enter squared
+
+    def renew(self) -> None:
+        """Takes the network's tensors for those of the curvature: they have the same values."""
+        self._versions = versions_of(self.mll.model.network)
 
     def _check_weights(self) -> None:
         if self._versions != versions_of(self.mll.model.network):

@@ -214,12 +214,18 @@ class LinearizedNetwork(GP):
     are trained as usual. Its output is for objectives and no distribution: predict with
     :class:`gpclml.Laplace` or :class:`LinearizedGP`.
 
+    Given its training data it can be fitted as a GP, by ``fit_gpytorch_mll(mll)`` of BoTorch: the
+    hyperparameters climb the evidence at the weights as they are. In eval mode ``model(x)`` is then
+    the posterior of the objective made of it last, and ``likelihood(model(x))`` predicts targets.
+
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own.
         prior: Prior over its trainable parameters; if None a precision of one for each layer.
         augmentation: Maps points, ``(N, *event)``, to the inputs of the network; for one that
             averages its outputs over S versions of each point these are ``(N, S, *event)``. Its
             parameters are hyperparameters.
+        train_inputs: Training points, ``(N, *event)``; a loader is for ``fit_online``.
+        train_targets: Their targets.
 
     Examples:
         >>> import torch
@@ -236,8 +242,21 @@ class LinearizedNetwork(GP):
         network: torch.nn.Module,
         prior: GaussianWeightPrior | None = None,
         augmentation: torch.nn.Module | None = None,
+        *,
+        train_inputs: Tensor | None = None,
+        train_targets: Tensor | None = None,
     ) -> None:
         super().__init__()
+        if (train_inputs is None) != (train_targets is None):
+            missing = "train_inputs" if train_inputs is None else "train_targets"
+            raise ArgumentError(missing, None, "points and targets, or neither")
+        if train_inputs is not None and train_targets is not None:
+            if len(train_inputs) != len(train_targets):
+                expected = f"{len(train_inputs)} targets, as points"
+                raise ShapeError("train_targets", tuple(train_targets.shape), expected)
+            self.train_inputs: tuple[Tensor] = (train_inputs,)
+            self.train_targets: Tensor = train_targets
+        self._posterior: Callable[[Tensor], MultivariateNormal] | None = None
         self.augmentation = augmentation
         self.network = network
         self.prior: GaussianWeightPrior = GaussianWeightPrior(network) if prior is None else prior
@@ -275,14 +294,16 @@ class LinearizedNetwork(GP):
             raise MissingError(
                 f"model.{name}", "a LinearizedNetwork, which has none",
                 "a GP with its training data and likelihood",
-                "Fit with fit_map, fit_online or fit_hyperparameters, which take the data; predict "
-                "with Laplace or LinearizedGP.",
+                "Give it train_inputs and train_targets, or fit with fit_map, fit_online or "
+                "fit_hyperparameters, which take the data or a loader; predict with Laplace.",
             )  # fmt: skip
         return super().__getattr__(name)
 
-    def __call__(self, x: Tensor) -> Linearization:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """See :meth:`forward`."""
-        return torch.nn.Module.__call__(self, x)
+    def __call__(self, x: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """See :meth:`forward`; in eval mode of a model with data their posterior."""
+        if self.training or self._posterior is None:
+            return torch.nn.Module.__call__(self, x)
+        return self._posterior(x)
 
 
 class LinearizedGP(RegressionGP):

@@ -330,7 +330,7 @@ def test_structures_that_are_exact_and_gradients_of_outputs(name):
     delta = check_exact(network, x)
     eye = torch.eye(2).double()
     exact = sample_gradients(network, x, lambda f: eye.expand(len(f), 2, 2))
-    outer = output_gradients(network, x, 2)
+    outer = output_gradients(network, x)
     assert set(outer) == set(exact)
     for kind, rows in exact.items():
         gradients = outer[kind]

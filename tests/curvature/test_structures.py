@@ -234,11 +234,11 @@ def test_covariances_of_draws_and_of_outputs(structure):
     covariance = function(gradients)
     J = torch.cat([gradients[name].flatten(2) for name in delta], dim=-1)
     torch.testing.assert_close(covariance, J @ expected @ J.mT, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(function(output_gradients(network, at, 2)), covariance)
+    torch.testing.assert_close(function(output_gradients(network, at)), covariance)
 
     single = structure.of(network.float(), x.float(), softmax_columns)
     delta = {name: number.float() for name, number in delta.items()}
-    outputs = single.output_covariance(delta, SCALE)(output_gradients(network, at.float(), 2))
+    outputs = single.output_covariance(delta, SCALE)(output_gradients(network, at.float()))
     again = single.sample(delta, SCALE, 2, torch.Generator().manual_seed(0))
     assert {tensor.dtype for tensor in (outputs, *again.values())} == {torch.float32}
     torch.testing.assert_close(outputs.double(), covariance, atol=1e-4, rtol=1e-3)

@@ -236,7 +236,7 @@ def test_a_network_of_one_output_is_that_of_two_logits():
     torch.testing.assert_close(*draws, atol=0.02, rtol=0)
     assert single.predict(x, "bridge").probs.shape == (400, 2)
     for labels in (y * 2, y.long() + 1):
-        with pytest.raises(ArgumentError, match=r"integers from 0 to 1, as SoftmaxLikelihood"):
+        with pytest.raises(ArgumentError, match=r"zeros and ones for LogisticLikelihood"):
             Laplace(network, "classification").fit((x, labels))
     log_loss = nn.functional.binary_cross_entropy_with_logits(network(x)[:, 0], y)
     mode_loss = -single.predict(x, "mode").log_prob(y).mean()

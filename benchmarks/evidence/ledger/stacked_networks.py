@@ -162,7 +162,7 @@ def function_variance(
     scale = float(torch.as_tensor(evidence.curvature_scale()).detach())
     precisions = {name: p.detach() for name, p in mll.model.prior.precisions().items()}
     covariance = evidence.curvature.output_covariance(precisions, scale)
-    return covariance(output_gradients(mll.model.network, x, 1)).flatten()
+    return covariance(output_gradients(mll.model.network, x)).flatten()
 
 
 def train_online(

@@ -1,0 +1,156 @@
+"""Networks of dictionaries, as those of Hugging Face, as functions of one tensor."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import checked
+from gpclml.curvature.structure import in_single
+from gpclml.errors import ArgumentError, ShapeError
+
+__all__ = ["TensorNetwork", "network_outputs"]
+
+_TARGETS = ("labels", "label", "targets", "target")  # of a dictionary, the first one it has
+
+
+class TensorNetwork(torch.nn.Module):
+    """A network as a function of one tensor, with the same parameters by the same names.
+
+    Dictionaries are packed into tensors ``(N, size)`` of double precision, which hold integers,
+    truth values and single precision exactly, so that points can be counted, split and
+    differentiated whatever they are made of.
+
+    Args:
+        network: Takes tensors, dictionaries, or the entries of a dictionary as its arguments.
+        output: Takes what the network returns and gives its outputs, ``(N, C)``; None for the
+            tensor itself, or ``logits`` of what the networks of Hugging Face return.
+    """
+
+    def __init__(self, network: torch.nn.Module, output: Callable[[Any], Tensor] | None) -> None:
+        super().__init__()
+        # The very dictionaries of the network, not a child: names have no prefix, and what is put
+        # in the place of a parameter for one call is so for both.
+        shared = {k: vars(network)[k] for k in ("_parameters", "_buffers", "_modules")}
+        vars(self).update(shared, _network=network)
+        self._output = output
+        self._layouts: dict[int, list[tuple[str, torch.Size, torch.dtype]]] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs at points, or packed dictionaries."""
+        network: Any = self._network
+        layout = self._layouts.get(x.shape[-1]) if x.ndim == 2 else None
+        if layout is None:
+            result = network(x)
+        else:
+            sizes = [max(1, math.prod(shape)) for _, shape, _ in layout]
+            parts = zip(layout, x[:, : sum(sizes)].split(sizes, dim=1), strict=True)
+            inputs = {k: p.reshape(-1, *shape).to(dtype) for (k, shape, dtype), p in parts}
+            # Networks of Hugging Face take the entries as arguments, others the dictionary.
+            try:
+                inspect.signature(network.forward).bind(**inputs)
+            except TypeError:
+                result = network(inputs)
+            else:
+                result = network(**inputs)
+        if self._output is not None:
+            return self._output(result)
+        if isinstance(result, Mapping) and "logits" in result:
+            return result["logits"]
+        return getattr(result, "logits", result)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether points were dictionaries."""
+        return bool(self._layouts)
+
+    def tensor_of(self, argument: str, x: Any) -> Any:
+        """A dictionary of tensors as one tensor; anything else as it is."""
+        if not isinstance(x, Mapping):
+            return x
+        wrong = [k for k, v in x.items() if not isinstance(v, Tensor) or v.ndim == 0]
+        if wrong or not x:
+            got = f"a dictionary with {wrong[0]!r}, no tensor of points" if wrong else "no entry"
+            raise ArgumentError(argument, got, "tensors with a row for each point")
+        counts = {k: len(v) for k, v in x.items()}
+        if len(set(counts.values())) > 1:
+            raise ShapeError(argument, f"rows {counts}", "as many rows in all entries")
+        layout = [(k, v.shape[1:], v.dtype) for k, v in x.items()]
+        parts = [v.reshape(len(v), -1).double() for v in x.values()]
+        width = sum(part.shape[1] for part in parts)
+        # Sequences of other lengths have other widths; two layouts of one width get a column more.
+        while self._layouts.setdefault(width, layout) != layout:
+            parts.append(parts[0].new_zeros(len(parts[0]), 1))
+            width += 1
+        return torch.cat(parts, dim=1)
+
+    def pairs(self, argument: str, data: Any, size: int) -> Any:
+        """Data whose points are tensors: pairs, or dictionaries that have their targets."""
+        if isinstance(data, Mapping):
+            data = self._split(argument, data, size)
+        elif isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Mapping):
+            return self.tensor_of(argument, data[0]), data[1]
+        elif isinstance(data, tuple):
+            return data
+        return self._pairs(argument, data)
+
+    def _split(self, argument: str, data: Mapping[str, Any], size: int) -> Iterator[Any]:
+        self.tensor_of(argument, data)  # its checks
+        count = len(next(iter(data.values())))
+        for first in range(0, count, size):
+            yield {name: values[first : first + size] for name, values in data.items()}
+
+    def _pairs(self, argument: str, data: Any) -> Iterator[Any]:
+        for element in data:
+            if isinstance(element, Mapping):
+                name = next((name for name in _TARGETS if name in element), None)
+                if name is None:
+                    got = f"a dictionary of {', '.join(element)}"
+                    raise ArgumentError(argument, got, "one with labels, or pairs with targets")
+                inputs = {k: v for k, v in element.items() if k != name}
+                yield self.tensor_of(argument, inputs), element[name]
+            elif isinstance(element, list | tuple) and element:
+                yield self.tensor_of(argument, element[0]), *element[1:]
+            else:
+                yield element
+
+    def points(self, argument: str, x: Any) -> Any:
+        """Points, or an iterable of them, as tensors; targets of dictionaries are left out."""
+        if isinstance(x, Tensor):
+            return x
+        if isinstance(x, Mapping):
+            return self._inputs(argument, x)
+        return (
+            self._inputs(argument, element[0] if isinstance(element, list | tuple) else element)
+            for element in x
+        )
+
+    def _inputs(self, argument: str, x: Any) -> Any:
+        if isinstance(x, Mapping):
+            x = {name: value for name, value in x.items() if name not in _TARGETS}
+        return self.tensor_of(argument, x)
+
+
+@torch.no_grad()
+@checked(late=True, passes_on="x", x="(N, *event)")
+def network_outputs(network: torch.nn.Module, x: Tensor) -> Tensor:
+    """The network's outputs, ``(N, C)``; a typed error where it does not take the points."""
+    _check_placement(network, x)
+    outputs = cast(Any, network(x))
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(x):
+        got = f"outputs {tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs)}"
+        suggestion = "Give output=, which makes them of what the network returns."
+        raise ShapeError("network", got, f"outputs ({len(x)}, C), a row for each point", suggestion)
+    return in_single(outputs)
+
+
+def _check_placement(network: torch.nn.Module, x: Tensor) -> None:
+    """Raises where points are of another device or floating type than the network's first layer."""
+    weight = next((p for p in network.parameters() if p.is_floating_point()), x)
+    if weight.device != x.device:
+        raise ArgumentError("x", f"points on {x.device}", f"{weight.device}, as the network")
