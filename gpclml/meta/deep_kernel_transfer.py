@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import (
     Kernel,
@@ -25,8 +27,10 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from gpclml._utils.arguments import check_counts, check_placement, checked
+from gpclml.conditioning import HeldOut, LastPoints
 from gpclml.errors import ShapeError, UnknownNameError
 from gpclml.inference import evaluating, exact_posterior
+from gpclml.inference.observations import missing_targets
 from gpclml.kernels import CosineSimilarityKernel, JointSpectralMixtureKernel
 from gpclml.kernels.networks import check_finite_output
 from gpclml.meta.tasks import Episodes
@@ -129,8 +133,13 @@ class DeepKernelTransfer(ExactGP):
         layers = torch.nn.ModuleList([self.backbone, self.normalization])
         return list(layers.parameters())
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Features of the points of all tasks, ``(tasks, n, *event)``, by one pass of the backbone.
+
+        Args:
+            x: Inputs.
+            mask: Which points are no padding, as :meth:`Episodes.mask` gives it. The backbone is
+                given these alone; padding has the features of the point before it.
 
         Returns:
             Features, ``(tasks, 1, n, q)``: shared by the classes of a task.
@@ -142,6 +151,11 @@ class DeepKernelTransfer(ExactGP):
             ArgumentError: The points are on another device than the backbone, or of another type.
         """
         flat = x.flatten(0, 1)
+        places = None
+        if mask is not None:
+            present = mask.flatten()
+            places = (present.cumsum(0) - 1).clamp_min(0).to(x.device)
+            flat = flat[present.nonzero().squeeze(-1).to(x.device)]
         for parameter in itertools.islice(self.backbone.parameters(), 1):
             check_placement("episodes", x, parameter, "the backbone")
         values = self.backbone(flat)
@@ -155,6 +169,7 @@ class DeepKernelTransfer(ExactGP):
             raise ShapeError("backbone", got, expected, suggestion)
         values = self.normalization(values)
         check_finite_output(values)
+        values = values if places is None else values[places]
         return values.unflatten(0, x.shape[:2]).unsqueeze(1)
 
     def forward(self, features: Tensor) -> MultivariateNormal:
@@ -166,23 +181,29 @@ class DeepKernelTransfer(ExactGP):
         """The prior at all points of the tasks and their targets, as an objective takes them.
 
         Support points come first. The points become the model's training data. In regression
-        targets are standardized; in train mode the first tasks count for that.
+        targets are standardized; in train mode the first tasks count for that. Targets of padding
+        are NaN, missing under ``gpytorch.settings.observation_nan_policy("mask")``, which
+        :meth:`objective` sets.
 
         Args:
-            episodes: Tasks of one size.
+            episodes: The tasks.
 
         Returns:
             A Gaussian with batch ``(tasks, 1)``, and targets ``(tasks, ways, n)``; in
             regression ``(tasks, 1, n)``.
         """
-        x, y = episodes.points()
+        (x, y), mask = episodes.points(), episodes.mask()
         if not episodes.ways:
+            if mask is not None:
+                present = mask.to(y.device)
+                missing_targets(y[present])  # refuses NaN targets of points, as without padding
+                y = torch.where(present, y, math.nan)
             if self.training:
                 self.targets.count(y)
             y = self.targets.standardized(y)
         # One row of features a point: the classes of a task share its kernel and factorization.
-        features = self.features(x)
-        targets = _one_vs_rest(y, episodes.ways, features.dtype)
+        features = self.features(x, mask)
+        targets = _one_vs_rest(y, episodes.ways, features.dtype, mask)
         self.set_train_data(features, targets, strict=False)
         return self(features), targets
 
@@ -192,16 +213,22 @@ class DeepKernelTransfer(ExactGP):
 
         In regression the logarithm of the targets' standard deviation is subtracted, so that it is
         the density of targets in their own units. In train mode the first tasks count for their
-        mean and deviation.
+        mean and deviation. Padding is left out of the density and of the number of targets; of
+        ``LastPoints(m)`` it counts among the first m.
 
         Args:
             mll: An objective of this model.
-            episodes: Tasks of one size.
+            episodes: The tasks.
 
         Returns:
             Nats per held-out target, ``(tasks, ways)``; in regression ``(tasks, 1)``.
         """
-        value = cast(Tensor, cast(Any, mll)(*self.prior(episodes)))
+        output, targets = self.prior(episodes)
+        if episodes.mask() is None:
+            value = cast(Tensor, cast(Any, mll)(output, targets))
+        else:
+            with settings.observation_nan_policy("mask"):
+                value = cast(Tensor, cast(Any, _by_places(mll, targets))(output, targets))
         # The density of y is that of (y - mean) / deviation, divided by the deviation.
         return value if episodes.ways else value - math.log(self.targets.deviation)
 
@@ -214,19 +241,20 @@ class DeepKernelTransfer(ExactGP):
         task. During the call the modules are in eval mode.
 
         Args:
-            episodes: Tasks of one size.
+            episodes: The tasks.
 
         Returns:
             Means and standard deviations, ``(tasks, ways, q)``, with one way in regression, where
             they are in the units of the targets.
         """
-        s = episodes.num_support
+        s, mask = episodes.num_support, episodes.mask()
         with evaluating(self):
-            features = self.features(episodes.inputs())
+            features = self.features(episodes.inputs(), mask)
             y, ways = episodes.support_y, episodes.ways
             # By the scale of training: support points are too few for one of their own.
             given = y if ways else self.targets.standardized(y)
-            targets = _one_vs_rest(given, ways, features.dtype)
+            given_mask = None if mask is None else mask[:, :s]
+            targets = _one_vs_rest(given, ways, features.dtype, given_mask)
             self.set_train_data(features[..., :s, :], targets, strict=False)
             latent = exact_posterior(self, features[..., s:, :], marginal=True)
             noise = cast(GaussianLikelihood, self.likelihood).noise
@@ -287,12 +315,30 @@ class TargetScale(torch.nn.Module):
         self._tasks, self._points, self.mean, self._squares = state.tolist()
 
 
-def _one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:
-    """Targets ``(tasks, ways, n)``: 1 for members of a class, else -1; in regression one way."""
-    if ways == 0:
-        return labels.to(dtype).unsqueeze(-2)
-    classes = torch.arange(ways, device=labels.device).unsqueeze(-1)
-    return torch.where(labels.unsqueeze(-2) == classes, 1.0, -1.0).to(dtype)
+def _one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype, mask: Tensor | None) -> Tensor:
+    """Targets ``(tasks, ways, n)``: 1 for members of a class, else -1; in regression one way.
+
+    NaN where the mask ``(tasks, n)`` is False.
+    """
+    targets = labels.to(dtype).unsqueeze(-2)
+    if ways:
+        classes = torch.arange(ways, device=labels.device).unsqueeze(-1)
+        targets = torch.where(labels.unsqueeze(-2) == classes, 1.0, -1.0).to(dtype)
+    if mask is None:
+        return targets
+    return targets.masked_fill(~mask.to(targets.device).unsqueeze(-2), math.nan)
+
+
+def _by_places(mll: MarginalLogLikelihood, targets: Tensor) -> MarginalLogLikelihood:
+    """The objective in which the first m points of ``LastPoints`` are those in the first m places.
+
+    By itself it counts rows in which some task has a target.
+    """
+    conditioning, n = getattr(mll, "conditioning", None), targets.shape[-1]
+    if isinstance(conditioning, LastPoints) and conditioning.m < n:
+        mll = copy.copy(mll)
+        cast(Any, mll).conditioning = HeldOut(range(conditioning.m, n))
+    return mll
 
 
 def _scaled(kernel: Kernel, outputscale: float = 1.0, /, **start: float) -> Kernel:

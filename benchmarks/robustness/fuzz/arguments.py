@@ -204,6 +204,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "kernels.networks.reset_network": lambda: dict(network=mlp(), generator=generator()),
     "meta.Conv4": lambda: dict(channels=1, width=2, generator=generator()),
     "meta.ConvBlocks": lambda: dict(blocks=1, channels=1, width=2, generator=generator()),
+    "meta.DatasetTasks": lambda: dict(
+        dataset=[(inputs(3), normal(3), inputs(4), normal(4)) for _ in range(3)], ways=0),
     "meta.DeepKernelTransfer": lambda: dict(backbone=mlp(), kernel="rbf", num_features=2),
     "meta.DeepKernelTransfer.objective": lambda: dict(
         self=(model := transfer()), mll=objective(model), episodes=episodes()),
