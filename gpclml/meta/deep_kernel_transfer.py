@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import os
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from gpytorch import settings
@@ -27,15 +28,19 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from gpclml._utils.arguments import check_counts, check_placement, checked
+from gpclml._utils.files import read_checkpoint, write_checkpoint
+from gpclml._utils.resuming import check_state
 from gpclml.conditioning import HeldOut, LastPoints
-from gpclml.errors import ShapeError, UnknownNameError
+from gpclml.errors import ArgumentError, DataError, ShapeError, UnknownNameError
 from gpclml.inference import evaluating, exact_posterior
 from gpclml.inference.observations import missing_targets
 from gpclml.kernels import CosineSimilarityKernel, JointSpectralMixtureKernel
 from gpclml.kernels.networks import check_finite_output
 from gpclml.meta.tasks import Episodes
 
-__all__ = ["KERNELS", "DeepKernelTransfer"]
+__all__ = ["CHECKPOINT", "KERNELS", "DeepKernelTransfer"]
+
+CHECKPOINT = "gpclml.DeepKernelTransfer"
 
 _FIRST_NOISE = 0.1
 _TASKS = 100  # whose targets are standardized
@@ -108,6 +113,10 @@ class DeepKernelTransfer(ExactGP):
         kernel = kernel.replace("-", "_") if isinstance(kernel, str) else kernel
         if isinstance(kernel, str) and kernel not in KERNELS:
             raise UnknownNameError("kernel", kernel, KERNELS)
+        named = None if isinstance(kernel, Kernel) else kernel
+        self._config = {
+            "kernel": named, "num_features": int(num_features), "standardize": bool(standardize)
+        }  # fmt: skip
         self.backbone = backbone
         self.normalization: torch.nn.Module = torch.nn.Identity()
         if kernel == _BATCH_NORM:
@@ -264,6 +273,66 @@ class DeepKernelTransfer(ExactGP):
             dtype = torch.promote_types(y.dtype, mean.dtype)  # an offset needs the targets' digits
             scale = self.targets.deviation
             return Normal(self.targets.mean + scale * mean.to(dtype), scale * deviation.to(dtype))
+
+    @checked
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model to one file, without pickled objects.
+
+        Args:
+            path: File to write; replaced if it is there.
+
+        Raises:
+            DataError: The file cannot be written.
+        """
+        content = {"config": self._config, "best_state": dict(self.state_dict())}
+        write_checkpoint(path, CHECKPOINT, content)
+
+    @classmethod
+    @checked
+    def load(
+        cls, path: str | os.PathLike[str], backbone: torch.nn.Module, kernel: Kernel | None = None
+    ) -> Self:
+        """Reads a model that :meth:`save` wrote; its predictions are the same bit for bit.
+
+        Args:
+            path: File to read.
+            backbone: A backbone of the same architecture, which gets the stored weights and their
+                type, and on whose device the model is.
+            kernel: The kernel, of the same build, if the model was made with a kernel object.
+
+        Returns:
+            The model, in eval mode.
+
+        Raises:
+            DataError: The file is missing, damaged, no such file, or of another architecture.
+            ArgumentError: The kernel object that the model was made with is missing, or one is
+                given and it was made with a name.
+
+        Examples:
+            >>> import os, tempfile
+            >>> from gpclml import MLP, DeepKernelTransfer
+            >>> model = DeepKernelTransfer(MLP([1, 20, 20]), "matern", num_features=20)
+            >>> path = os.path.join(tempfile.mkdtemp(), "model.pt")
+            >>> model.save(path)
+            >>> same = DeepKernelTransfer.load(path, MLP([1, 20, 20]))
+        """
+        device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
+        needed = {"config": dict, "best_state": dict}
+        content = read_checkpoint(path, CHECKPOINT, device, needed)
+        config, state = dict(content["config"]), content["best_state"]
+        if (config.get("kernel") is None) != (kernel is not None):
+            got = "none" if kernel is None else type(kernel).__name__
+            expected = f"the kernel object it was made with, or none for {config.get('kernel')!r}"
+            raise ArgumentError("kernel", got, expected)
+        try:
+            model = cls(backbone, **(config if kernel is None else {**config, "kernel": kernel}))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"path: {path} does not hold such a model ({error}).") from error
+        check_state(path, model, state)
+        for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+            tensor.data = tensor.data.to(state.get(name, tensor))  # type and device as stored
+        model.load_state_dict(state)
+        return model.eval()
 
 
 class TargetScale(torch.nn.Module):

@@ -160,15 +160,13 @@ class Episodes:
                 "one or more of one kind",
             )
             raise ShapeError("batches", got, expected, fix)
-        tensors = {
-            name: torch.cat([getattr(episodes, name) for episodes in batches])
-            for name in ("support_x", "support_y", "query_x", "query_y")
-        }
-        sizes = {
-            name: [size for episodes in batches for size in getattr(episodes, name)]
+        names = "support_x", "support_y", "query_x", "query_y"
+        tensors = [torch.cat([getattr(episodes, name) for episodes in batches]) for name in names]
+        sizes = [
+            [size for episodes in batches for size in getattr(episodes, name)]
             for name in ("support_sizes", "query_sizes")
-        }
-        return Episodes(**tensors, ways=batches[0].ways, **sizes)
+        ]
+        return Episodes(*tensors, batches[0].ways, *sizes)
 
     @staticmethod
     @checked

@@ -225,7 +225,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "meta.load_model": lambda: dict(model=transfer(), path="no such model.pt"),
     "meta.train_on_tasks": lambda: dict(
         model=(model := transfer()), mll=objective(model), tasks=tasks(), steps=2,
-        tasks_per_step=2),
+        tasks_per_step=2, optimizer="adam"),
     "mlls.ConditionalMarginalLogLikelihood": lambda: dict(
         likelihood=(model := gp()).likelihood, model=model, conditioning=RandomHoldout(0.2),
         factor_dtype=torch.float64),
