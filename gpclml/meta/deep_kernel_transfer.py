@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from gpytorch import settings
@@ -79,10 +79,14 @@ class DeepKernelTransfer(ExactGP):
         num_features: Number q of features; used by ``"batch_norm_cosine"`` and
             ``"spectral_mixture"``.
         standardize: Whether the targets of regression are standardized. False takes them as they
-            are, as the published method does.
+            are, as the published method does. ``"task"`` is for tasks of very different offsets or
+            scales: it takes mean and deviation of each task's support targets; the deviation is a
+            geometric mean with that of the first 100 tasks, which weighs as one point. Objectives
+            are then densities given the support targets: use ``LastPoints(m=num_support)``.
 
     Attributes:
-        targets: Mean and standard deviation of the targets in regression.
+        targets: Mean and standard deviation of the targets in regression; by task, of the logarithm
+            of the deviations of tasks.
 
     Raises:
         UnknownNameError: The name of the kernel is not known.
@@ -104,7 +108,7 @@ class DeepKernelTransfer(ExactGP):
         kernel: str | Kernel = "cosine",
         num_features: int = 64,
         *,
-        standardize: bool = True,
+        standardize: bool | Literal["task"] = True,
     ) -> None:
         check_counts(num_features=num_features)
         likelihood = GaussianLikelihood()
@@ -114,8 +118,9 @@ class DeepKernelTransfer(ExactGP):
         if isinstance(kernel, str) and kernel not in KERNELS:
             raise UnknownNameError("kernel", kernel, KERNELS)
         named = None if isinstance(kernel, Kernel) else kernel
+        standardize = "task" if standardize == "task" else bool(standardize)
         self._config = {
-            "kernel": named, "num_features": int(num_features), "standardize": bool(standardize)
+            "kernel": named, "num_features": int(num_features), "standardize": standardize
         }  # fmt: skip
         self.backbone = backbone
         self.normalization: torch.nn.Module = torch.nn.Identity()
@@ -127,7 +132,7 @@ class DeepKernelTransfer(ExactGP):
         self.num_features: int | None = (
             num_features if kernel in (_BATCH_NORM, "spectral_mixture") else None
         )
-        self.targets: TargetScale = TargetScale(_TASKS if standardize else 0)
+        self.targets: TargetScale = TargetScale(_TASKS if standardize else 0, standardize == "task")
         self.mean_module: ConstantMean = ConstantMean()
         self.covar_module: Kernel = (
             kernel if isinstance(kernel, Kernel) else _MAKERS[kernel](num_features)
@@ -209,7 +214,8 @@ class DeepKernelTransfer(ExactGP):
                 y = torch.where(present, y, math.nan)
             if self.training:
                 self.targets.count(y)
-            y = self.targets.standardized(y)
+            offset, scale = self.targets.of_tasks(y[:, : episodes.num_support])
+            y = (y - offset) / scale
         # One row of features a point: the classes of a task share its kernel and factorization.
         features = self.features(x, mask)
         targets = _one_vs_rest(y, episodes.ways, features.dtype, mask)
@@ -239,7 +245,14 @@ class DeepKernelTransfer(ExactGP):
             with settings.observation_nan_policy("mask"):
                 value = cast(Tensor, cast(Any, _by_places(mll, targets))(output, targets))
         # The density of y is that of (y - mean) / deviation, divided by the deviation.
-        return value if episodes.ways else value - math.log(self.targets.deviation)
+        return value if episodes.ways else value - self._scale(episodes)[1].log().to(value)
+
+    def _scale(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
+        """Mean and deviation by which targets of regression tasks are standardized."""
+        y, mask = episodes.support_y, episodes.mask()
+        if mask is not None:
+            y = torch.where(mask[:, : episodes.num_support].to(y.device), y, math.nan)
+        return self.targets.of_tasks(y)
 
     @torch.no_grad()
     @checked
@@ -260,8 +273,8 @@ class DeepKernelTransfer(ExactGP):
         with evaluating(self):
             features = self.features(episodes.inputs(), mask)
             y, ways = episodes.support_y, episodes.ways
-            # By the scale of training: support points are too few for one of their own.
-            given = y if ways else self.targets.standardized(y)
+            offset, scale = (y, y) if ways else self._scale(episodes)
+            given = y if ways else (y - offset) / scale
             given_mask = None if mask is None else mask[:, :s]
             targets = _one_vs_rest(given, ways, features.dtype, given_mask)
             self.set_train_data(features[..., :s, :], targets, strict=False)
@@ -271,8 +284,8 @@ class DeepKernelTransfer(ExactGP):
             if ways:
                 return Normal(mean, deviation)
             dtype = torch.promote_types(y.dtype, mean.dtype)  # an offset needs the targets' digits
-            scale = self.targets.deviation
-            return Normal(self.targets.mean + scale * mean.to(dtype), scale * deviation.to(dtype))
+            mean, deviation = (scale.unsqueeze(-1) * moment for moment in (mean, deviation))
+            return Normal((offset.unsqueeze(-1) + mean).to(dtype), deviation.to(dtype))
 
     @checked
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -339,12 +352,13 @@ class TargetScale(torch.nn.Module):
     """Mean and standard deviation of all targets of the first tasks of a training.
 
     Its state is in double precision, whatever the type of the model. With ``most`` 0 no task counts
-    and targets are taken as they are.
+    and targets are taken as they are. With ``by_task`` it is that of the logarithm of the standard
+    deviation of each task.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, by_task: bool = False) -> None:
         super().__init__()
-        self._most = most
+        self._most, self._by_task = most, by_task
         self._tasks = self._points = self._squares = self.mean = 0.0
 
     @property
@@ -360,6 +374,8 @@ class TargetScale(torch.nn.Module):
             return
         values = y[:left].detach().cpu().double()
         self._tasks += len(values)
+        if self._by_task:
+            values = _mean_and_deviation(values)[1].log()
         values = values[values.isfinite()]
         if len(values):
             # Sums of squares about each mean are joined, which loses no digits far from zero.
@@ -370,9 +386,19 @@ class TargetScale(torch.nn.Module):
             self.mean += distance * len(values) / points
             self._points = points
 
-    def standardized(self, y: Tensor) -> Tensor:
-        """Targets less the mean, in standard deviations."""
-        return (y - self.mean) / self.deviation
+    def of_tasks(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Offset and scale of tasks with support targets ``(tasks, s)``, NaN where missing.
+
+        Both in double precision, ``(tasks, 1)`` by task, else ``(1, 1)``.
+        """
+        if not self._by_task:
+            common = torch.tensor([[self.mean], [self.deviation]], dtype=torch.float64)
+            offset, scale = common.to(y.device).split(1)
+            return offset, scale
+        (mean, deviation), count = _mean_and_deviation(y.double()), y.isfinite().sum(-1, True)
+        share = torch.where(deviation > 0, 1 - 1 / count, 0.0)
+        logarithm = share * deviation.clamp_min(1e-300).log() + (1 - share) * self.mean
+        return mean.nan_to_num(), logarithm.exp()
 
     def get_extra_state(self) -> Tensor:
         """Its numbers, for ``state_dict``."""
@@ -382,6 +408,14 @@ class TargetScale(torch.nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Takes the numbers of :meth:`get_extra_state`."""
         self._tasks, self._points, self.mean, self._squares = state.tolist()
+
+
+def _mean_and_deviation(y: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of the finite targets of each task, ``(tasks, 1)``; 0 where all are one number."""
+    mean = y.nanmean(-1, keepdim=True)
+    squares = (y - mean).square().nansum(-1, keepdim=True)
+    deviation = (squares / (y.isfinite().sum(-1, keepdim=True) - 1).clamp_min(1)).sqrt()
+    return mean, torch.where(deviation > _ROUNDING * mean.abs(), deviation, 0.0)
 
 
 def _one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype, mask: Tensor | None) -> Tensor:

@@ -160,13 +160,13 @@ class Episodes:
                 "one or more of one kind",
             )
             raise ShapeError("batches", got, expected, fix)
-        names = "support_x", "support_y", "query_x", "query_y"
-        tensors = [torch.cat([getattr(episodes, name) for episodes in batches]) for name in names]
-        sizes = [
-            [size for episodes in batches for size in getattr(episodes, name)]
-            for name in ("support_sizes", "query_sizes")
-        ]
-        return Episodes(*tensors, batches[0].ways, *sizes)
+
+        def joined(name: str) -> Any:
+            values = [getattr(episodes, name) for episodes in batches]
+            return torch.cat(values) if isinstance(values[0], Tensor) else sum(values, ())
+
+        fields = {name: joined(name) for name in vars(batches[0]) if name != "ways"}
+        return replace(batches[0], **fields)
 
     @staticmethod
     @checked

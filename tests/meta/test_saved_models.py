@@ -56,6 +56,10 @@ def test_a_saved_model_predicts_the_same(tmp_path, kernel, dtype):
 
 
 def test_kernels_of_ones_own_and_targets_as_they_are(tmp_path):
+    for standardize in (True, "task"):
+        model, path = trained(standardize=standardize), tmp_path / "model.pt"
+        model.save(path)
+        assert_same(model, DeepKernelTransfer.load(path, network(seed=1)))
     model, path = trained(ScaleKernel(RBFKernel()), standardize=False), tmp_path / "model.pt"
     model.save(path)
     read = DeepKernelTransfer.load(path, network(seed=1), ScaleKernel(RBFKernel()))

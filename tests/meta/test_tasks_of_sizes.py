@@ -74,8 +74,11 @@ def close(value, expected):
 @pytest.mark.parametrize("ways", [0, WAYS])
 @pytest.mark.parametrize("given", [False, True], ids=["lml", "clml"])
 @pytest.mark.parametrize("kernel", sorted(set(KERNELS) - {"batch_norm_cosine"}))
-def test_objectives_and_gradients_are_those_of_single_tasks(kernel, given, ways):
-    model, tasks = transfer(kernel), ragged(ways)
+@pytest.mark.parametrize("standardize", [False, "task"])
+def test_objectives_and_gradients_are_those_of_single_tasks(kernel, given, ways, standardize):
+    model, tasks = transfer(kernel, standardize), ragged(ways)
+    model.objective(objective(model), Episodes.pad(tasks))
+    model.targets._most = 0  # the scale of these tasks for what follows
     together = Episodes.pad(tasks)
     value = model.objective(objective(model, together.num_support if given else 0), together)
     single = [
@@ -92,8 +95,9 @@ def test_objectives_and_gradients_are_those_of_single_tasks(kernel, given, ways)
 
 @pytest.mark.parametrize("ways", [0, WAYS])
 @pytest.mark.parametrize("kernel", ["rbf", "linear", "batch_norm_cosine"])
-def test_predictions_are_those_of_single_tasks(kernel, ways):
-    model, tasks = transfer(kernel, standardize=True), ragged(ways)
+@pytest.mark.parametrize("standardize", [True, "task"])
+def test_predictions_are_those_of_single_tasks(kernel, ways, standardize):
+    model, tasks = transfer(kernel, standardize), ragged(ways)
     model.objective(objective(model), Episodes.pad(tasks))  # the scale, and running statistics
     for known in (True, False):
         together = Episodes.pad(ragged(ways, known=known), support=7, queries=8)
