@@ -31,12 +31,19 @@ from gpclml._utils.arguments import check_counts, check_placement, checked
 from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml._utils.resuming import check_state
 from gpclml.conditioning import HeldOut, LastPoints
-from gpclml.errors import ArgumentError, DataError, ShapeError, UnknownNameError
+from gpclml.errors import (
+    ArgumentError,
+    DataError,
+    ShapeError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from gpclml.inference import evaluating, exact_posterior
 from gpclml.inference.observations import missing_targets
 from gpclml.kernels import CosineSimilarityKernel, JointSpectralMixtureKernel
 from gpclml.kernels.networks import check_finite_output
 from gpclml.meta.tasks import Episodes
+from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = ["CHECKPOINT", "KERNELS", "DeepKernelTransfer"]
 
@@ -237,6 +244,11 @@ class DeepKernelTransfer(ExactGP):
 
         Returns:
             Nats per held-out target, ``(tasks, ways)``; in regression ``(tasks, 1)``.
+
+        Raises:
+            ArgumentError: Targets of query points are not known.
+            UnsupportedError: Tasks have different sizes, and it is no objective of
+                :mod:`gpclml.mlls`.
         """
         output, targets = self.prior(episodes)
         if episodes.mask() is None:
@@ -435,12 +447,16 @@ def _one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype, mask: Tensor | N
 def _by_places(mll: MarginalLogLikelihood, targets: Tensor) -> MarginalLogLikelihood:
     """The objective in which the first m points of ``LastPoints`` are those in the first m places.
 
-    By itself it counts rows in which some task has a target.
+    By itself it counts rows in which some task has a target. GPyTorch's own objectives would leave
+    out what is missing in any task.
     """
-    conditioning, n = getattr(mll, "conditioning", None), targets.shape[-1]
+    if not isinstance(mll, ConditionalMarginalLogLikelihood):
+        expected = "an objective of gpclml.mlls for tasks of different sizes"
+        raise UnsupportedError("mll", type(mll).__name__, expected)
+    conditioning, n = mll.conditioning, targets.shape[-1]
     if isinstance(conditioning, LastPoints) and conditioning.m < n:
         mll = copy.copy(mll)
-        cast(Any, mll).conditioning = HeldOut(range(conditioning.m, n))
+        mll.conditioning = HeldOut(range(conditioning.m, n))
     return mll
 
 

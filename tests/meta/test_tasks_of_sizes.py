@@ -340,6 +340,15 @@ def test_any_conditioning_takes_padded_tasks():
     assert bool(model.objective(mll, padded).isfinite().all())
 
 
+def test_objectives_of_gpytorch_take_tasks_of_one_size_alone():
+    model = transfer()
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    together = Episodes.stack([task(3, 2, seed=seed) for seed in range(3)])
+    close(model.objective(mll, together), model.objective(objective(model), together))
+    with pytest.raises(UnsupportedError, match="mll: got ExactMarginalLogLikelihood"):
+        model.objective(mll, Episodes.pad(ragged()))
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         return iter([])
