@@ -41,7 +41,7 @@ def optimizer_factory(optimizer: str | OptimizerFactory) -> OptimizerFactory | N
     def make(parameters: Any, lr: float) -> torch.optim.Optimizer:
         try:
             made = cast(Any, optimizer)(parameters, lr=lr)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise UnsupportedError("optimizer", f"{name} ({error})", expected) from error
         if not isinstance(made, torch.optim.Optimizer):
             raise UnsupportedError("optimizer", f"{name}, which made no optimizer", expected)

@@ -525,7 +525,8 @@ def observations(
     if missing is not None:
         residual = residual.masked_fill(missing, 0.0)
     num_tasks = event[1] if len(event) > 1 else 1
-    return Observations(latent, noise, residual, missing, event[0], num_tasks, interleaved, params)
+    data = Observations(latent, noise, residual, None, event[0], num_tasks, interleaved, params)
+    return data if missing is None else replace(data, missing=_shared(missing, data.shape[:-2]))
 
 
 def _check_parameters(name: str, module: torch.nn.Module, mean: Tensor, any_dtype: bool) -> None:
@@ -627,6 +628,15 @@ def check_targets(model: torch.nn.Module, target: Tensor) -> None:
     """Lets a model that has a method of this name refuse targets that are in other units."""
     if hasattr(model, "check_targets"):
         cast(Any, model).check_targets(target)
+
+
+def _shared(missing: Tensor, batch: torch.Size) -> Tensor:
+    """One mask for members that share a covariance, where they miss the same targets."""
+    for dim in range(-1, -1 - min(missing.ndim - 1, len(batch)), -1):
+        if batch[dim] == 1 < missing.shape[dim - 1]:
+            first = missing.narrow(dim - 1, 0, 1)
+            missing = first if torch.equal(first.expand_as(missing), missing) else missing
+    return missing
 
 
 def _flatten(values: Tensor, interleaved: bool) -> Tensor:

@@ -9,6 +9,7 @@ from gpclml.meta.evaluation import (
     fit_task_temperature,
 )
 from gpclml.meta.tasks import (
+    DatasetTasks,
     Episodes,
     ImageTasks,
     PeriodicTasks,
@@ -20,6 +21,7 @@ __all__ = [
     "KERNELS",
     "Conv4",
     "ConvBlocks",
+    "DatasetTasks",
     "DeepKernelTransfer",
     "Episodes",
     "ImageTasks",

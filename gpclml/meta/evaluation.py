@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.distributions import Normal
+from torch.nn.utils.rnn import pad_sequence
 
 from gpclml._utils.arguments import check_counts, checked
 from gpclml.errors import ArgumentError
 from gpclml.evaluation.calibration import expected_calibration_error, fit_temperature
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
-from gpclml.meta.tasks import Episodes, Tasks
+from gpclml.meta.tasks import NO_CLASS, Episodes, Tasks
 
 __all__ = [
     "TaskScores",
@@ -81,7 +82,7 @@ def evaluate_tasks(
     Args:
         model: The model.
         tasks: Source of tasks.
-        count: Number of tasks, from number 0.
+        count: Number of tasks, from number 0; all tasks of a source that has fewer by ``len``.
         temperature: Divisor of the log probabilities of classes, from :func:`fit_task_temperature`.
 
     Returns:
@@ -100,9 +101,10 @@ def evaluate_tasks(
         raise ArgumentError("temperature", temperature, "1 for regression, which has no classes")
     errors, nlls = [], []
     for episodes in batches(tasks, count, next(model.parameters())):
-        predictive, truth = model.predict(episodes), episodes.query_y.unsqueeze(-2)
-        errors.append((predictive.mean - truth).square().mean((-2, -1)))
-        nlls.append(-predictive.log_prob(truth).mean((-2, -1)))
+        (y, known), predictive = _query_targets(episodes), model.predict(episodes)
+        y = y.masked_fill(~known, 0.0).unsqueeze(-2)
+        errors.append(_mean((predictive.mean - y).square().squeeze(-2), known))
+        nlls.append(-_mean(predictive.log_prob(y).squeeze(-2), known))
     return TaskScores("mse", torch.cat(errors), torch.cat(nlls), math.nan)
 
 
@@ -116,7 +118,7 @@ def fit_task_temperature(model: DeepKernelTransfer, tasks: Tasks, count: int = 1
     Args:
         model: The model.
         tasks: Source of tasks that were not trained on, such as those of validation.
-        count: Number of tasks, from number 0.
+        count: Number of tasks, from number 0; all tasks of a source that has fewer by ``len``.
 
     Returns:
         The temperature, for :func:`evaluate_tasks`.
@@ -126,24 +128,41 @@ def fit_task_temperature(model: DeepKernelTransfer, tasks: Tasks, count: int = 1
     """
     check_counts(count=count)
     log_p, labels = task_log_probabilities(model, tasks, count)
-    return fit_temperature(log_p.flatten(0, 1), labels.flatten())
+    return fit_temperature(log_p[labels >= 0], labels[labels >= 0])
 
 
 def task_log_probabilities(
     model: DeepKernelTransfer, tasks: Tasks, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Log probabilities of classes ``(tasks, q, ways)`` and the classes ``(tasks, q)``."""
+    """Log probabilities of classes ``(tasks, q, ways)`` and the classes ``(tasks, q)``.
+
+    Padding is of the class -100.
+    """
     log_p, labels = [], []
     for episodes in batches(tasks, count, next(model.parameters())):
         if not episodes.ways:
             raise ArgumentError("tasks", "regression tasks", "classification tasks")
-        log_p.append(class_log_probabilities(model.predict(episodes)))
-        labels.append(episodes.query_y)
-    return torch.cat(log_p), torch.cat(labels)
+        y, known = _query_targets(episodes)
+        log_p.extend(class_log_probabilities(model.predict(episodes)))
+        labels.extend(y.masked_fill(~known, NO_CLASS))
+    return pad_sequence(log_p, True), pad_sequence(labels, True, NO_CLASS)
+
+
+def _query_targets(episodes: Episodes) -> tuple[Tensor, Tensor]:
+    """Targets of the query points, ``(tasks, q)``, and which of them are no padding."""
+    y, mask, s = episodes.points()[1], episodes.mask(), episodes.num_support
+    known = torch.ones_like(y, dtype=torch.bool) if mask is None else mask.to(y.device)
+    return y[:, s:], known[:, s:]
+
+
+def _mean(values: Tensor, known: Tensor) -> Tensor:
+    """Means over the known query points of each task, ``(tasks, q)`` to ``(tasks,)``."""
+    return values.masked_fill(~known, 0.0).sum(-1) / known.sum(-1)
 
 
 def batches(tasks: Tasks, count: int, like: Tensor) -> Iterator[Episodes]:
     """The first tasks of a source, as many at once as is fast, in type and place of a tensor."""
+    count = min(count, len(tasks)) if isinstance(tasks, Sized) else count
     size = _TASKS_AT_ONCE["other"]
     if like.device.type == "cpu":
         numbers = tasks.draw([0]).inputs().numel()
@@ -153,12 +172,16 @@ def batches(tasks: Tasks, count: int, like: Tensor) -> Iterator[Episodes]:
 
 
 def class_scores(log_p: Tensor, labels: Tensor, temperature: float = 1.0) -> TaskScores:
-    """The scores of log probabilities ``(tasks, q, ways)`` of the classes ``(tasks, q)``."""
+    """The scores of log probabilities ``(tasks, q, ways)`` of the classes ``(tasks, q)``.
+
+    Classes below 0 are padding.
+    """
     # Division keeps the order of classes, and so the accuracy.
     log_p = log_p if temperature == 1 else torch.log_softmax(log_p / temperature, dim=-1)
-    values = (log_p.argmax(-1) == labels).to(log_p.dtype).mean(-1)
-    nll = -log_p.gather(-1, labels.unsqueeze(-1)).mean((-2, -1))
-    calibration = expected_calibration_error(log_p.exp(), labels)
+    known = labels >= 0
+    values = _mean((log_p.argmax(-1) == labels).to(log_p.dtype), known)
+    nll = -_mean(log_p.gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1), known)
+    calibration = expected_calibration_error(log_p[known].exp(), labels[known])
     return TaskScores("accuracy", values, nll, calibration)
 
 

@@ -6,18 +6,22 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Sized
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Protocol, Self, cast
 
 import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.nn.functional import pad
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
+from gpclml._utils.annotations import is_integer
 from gpclml._utils.arguments import check_classes, check_counts, checked, reads_are_free
-from gpclml.errors import ArgumentError, ShapeError
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 
 __all__ = [
+    "NO_CLASS",
+    "DatasetTasks",
     "Episodes",
     "ImageTasks",
     "NumberedTasks",
@@ -28,13 +32,19 @@ __all__ = [
     "unit_range",
 ]
 
+NO_CLASS = -100
+"""The class of padding: what PyTorch's losses ignore."""
+
 
 @checked
 @dataclass(frozen=True, init=False)
 class Episodes:
-    """A batch of few-shot tasks of one size, each with support points and query points.
+    """A batch of few-shot tasks, each with support points and query points.
 
-    Values of classes are checked only on the CPU, because a check on a GPU would wait for it.
+    Tasks of different sizes are one batch after :meth:`pad`: the points beyond the sizes of a task
+    are padding, which is neither conditioned on nor scored nor passed to a backbone. What is
+    predicted there has no meaning. Values of classes are checked only on the CPU, because a check
+    on a GPU would wait for it.
 
     Attributes:
         support_x: Inputs of the support points, which are learned from, ``(tasks, s, *event)``.
@@ -43,10 +53,13 @@ class Episodes:
         query_y: Their targets, ``(tasks, q)``; None if they are not known, which suffices for
             predictions, and is kept as ``(tasks, 0)``.
         ways: Number of classes of a task; 0 in regression.
+        support_sizes: Number of support points of each task, at most s; all s if None is given.
+        query_sizes: Number of query points of each task, at most q; all q if None is given.
 
     Raises:
         ShapeError: The shapes do not fit each other.
-        ArgumentError: Classes are not integers from 0 to ``ways - 1``, or ``ways`` is below 0.
+        ArgumentError: Classes are not integers from 0 to ``ways - 1``, ``ways`` is below 0, or a
+            size is no integer from 0 to the number of points.
     """
 
     support_x: Tensor
@@ -54,6 +67,8 @@ class Episodes:
     query_x: Tensor
     query_y: Tensor
     ways: int
+    support_sizes: tuple[int, ...]
+    query_sizes: tuple[int, ...]
 
     def __init__(
         self,
@@ -62,6 +77,8 @@ class Episodes:
         query_x: Tensor,
         query_y: Tensor | None = None,
         ways: int = 0,
+        support_sizes: Sequence[int] | None = None,
+        query_sizes: Sequence[int] | None = None,
     ) -> None:
         check_counts(0, "Use 0 for regression.", ways=ways)
         tasks = support_x.shape[0] if support_x.ndim else 0
@@ -70,16 +87,22 @@ class Episodes:
         if query_y is None or query_y.shape[-1:] == (0,):
             known_x = query_x[:, :0]
             query_y = support_y[..., :0] if support_y.ndim else support_y
-        for name, x, y in (("support", support_x, support_y), ("query", known_x, query_y)):
+        parts = ("support", support_x, support_y), ("query", known_x, query_y)
+        for name, x, y in parts:
             if y.ndim != 2 or y.shape[0] != tasks or x.shape[:2] != y.shape:
                 expected = f"({tasks}, n) beside {name}_x of shape ({tasks}, n, ...)"
                 got = f"shape {tuple(y.shape)} beside {tuple(x.shape)}"
                 raise ShapeError(f"{name}_y", got, expected)
+        support_sizes = _sizes("support_sizes", support_sizes, support_x)
+        query_sizes = _sizes("query_sizes", query_sizes, query_x)
+        for (name, _, y), sizes in zip(parts, (support_sizes, query_sizes), strict=True):
             if ways and reads_are_free(y.device):
-                check_classes(f"{name}_y", y, ways, "Number the classes of each task from 0.")
+                points = y[_within(sizes, y)]
+                check_classes(f"{name}_y", points, ways, "Number the classes of each task from 0.")
         vars(self).update(  # as a frozen dataclass refuses to set them
-            support_x=support_x, support_y=support_y, query_x=query_x, query_y=query_y, ways=ways
-        )
+            support_x=support_x, support_y=support_y, query_x=query_x, query_y=query_y, ways=ways,
+            support_sizes=support_sizes, query_sizes=query_sizes,
+        )  # fmt: skip
 
     @property
     def num_tasks(self) -> int:
@@ -88,8 +111,17 @@ class Episodes:
 
     @property
     def num_support(self) -> int:
-        """Number of support points of a task."""
+        """Number of support points of a task, with padding."""
         return self.support_y.shape[-1]
+
+    def mask(self) -> Tensor | None:
+        """Which points are no padding, boolean ``(tasks, n)`` on the CPU, support points first.
+
+        None where no point is padding.
+        """
+        support = _within(self.support_sizes, self.support_x)
+        mask = torch.cat([support, _within(self.query_sizes, self.query_x)], dim=1)
+        return None if bool(mask.all()) else mask
 
     def points(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets of all points, support points first.
@@ -107,6 +139,7 @@ class Episodes:
         return torch.cat([self.support_x, self.query_x], dim=1)
 
     @staticmethod
+    @checked
     def stack(batches: Sequence[Episodes]) -> Episodes:
         """Joins batches of tasks of one size.
 
@@ -114,15 +147,78 @@ class Episodes:
             batches: The batches, at least one.
 
         Raises:
-            ShapeError: There is none, or they have tasks of several sizes.
+            ShapeError: There is none, or they differ in size, number of classes, shape of inputs
+                or in whether targets of query points are known.
         """
-        sizes = {(p.ways, p.support_x.shape[1:], p.query_x.shape[1:]) for p in batches}
-        if len(sizes) != 1:
-            got = f"{len(sizes)} kinds of batches: (ways, support, query) {sorted(map(str, sizes))}"
-            raise ShapeError("batches", got, "one or more batches of tasks of one size")
-        names = "support_x", "support_y", "query_x", "query_y"
-        tensors = [torch.cat([getattr(episodes, name) for episodes in batches]) for name in names]
-        return Episodes(*tensors, ways=batches[0].ways)
+        inputs = "support_x", "query_x", "query_y"
+        kinds = {(p.ways, *(tuple(getattr(p, name).shape[1:]) for name in inputs)) for p in batches}
+        if len(kinds) != 1:
+            kinds_told = f"(ways, {', '.join(inputs)}) {sorted(map(str, kinds))}"
+            fix = "Episodes.pad joins tasks of different numbers of points."
+            got, expected = (
+                f"{len(kinds)} kinds of batches: {kinds_told}",
+                "one or more of one kind",
+            )
+            raise ShapeError("batches", got, expected, fix)
+
+        def joined(name: str) -> Any:
+            values = [getattr(episodes, name) for episodes in batches]
+            return torch.cat(values) if isinstance(values[0], Tensor) else sum(values, ())
+
+        fields = {name: joined(name) for name in vars(batches[0]) if name != "ways"}
+        return replace(batches[0], **fields)
+
+    @staticmethod
+    @checked
+    def pad(
+        batches: Sequence[Episodes], support: int | None = None, queries: int | None = None
+    ) -> Episodes:
+        """Joins batches of tasks of any numbers of points, filled up with padding.
+
+        Objectives and predictions of a task are those that it has alone. Padding has inputs of
+        zeros, and as targets NaN or the class -100, which PyTorch's losses ignore.
+
+        Args:
+            batches: The batches, at least one.
+            support: Number of support points with padding; that of the largest task if None. An
+                objective that conditions on them, ``LastPoints(m=support)``, needs one number for
+                all batches.
+            queries: Number of query points with padding; that of the largest task if None.
+
+        Raises:
+            ArgumentError: A task has more points.
+            ShapeError: As of :meth:`stack`, but for the size.
+
+        Examples:
+            >>> import torch
+            >>> from gpclml.meta import Episodes
+            >>> x, y = torch.rand(1, 9, 2), torch.rand(1, 9)
+            >>> large = Episodes(x[:, :5], y[:, :5], x[:, 5:], y[:, 5:])
+            >>> small = Episodes(x[:, :2], y[:, :2], x[:, 2:5], y[:, 2:5])
+            >>> both = Episodes.pad([large, small])
+            >>> both.support_x.shape, both.support_sizes, both.query_sizes
+            (torch.Size([2, 5, 2]), (5, 2), (4, 3))
+        """
+        s = max((episodes.support_x.shape[1] for episodes in batches), default=0)
+        q = max((episodes.query_x.shape[1] for episodes in batches), default=0)
+        check_counts(s, "The largest task has as many.", support=support)
+        check_counts(q, "The largest task has as many.", queries=queries)
+        return Episodes.stack(
+            [episodes._filled(support or s, queries or q) for episodes in batches]
+        )
+
+    def _filled(self, support: int, queries: int) -> Episodes:
+        """The same tasks with padding up to these numbers of points."""
+        # Where targets of query points are not known there are none to fill up.
+        known = queries if self.query_y.shape[1] == self.query_x.shape[1] else 0
+        sizes = {"support_x": support, "support_y": support, "query_x": queries, "query_y": known}
+        filled = {}
+        for name, size in sizes.items():
+            values = getattr(self, name)
+            missing = math.nan if values.is_floating_point() else NO_CLASS
+            more = [0, 0] * (values.ndim - 2) + [0, size - values.shape[1]]
+            filled[name] = pad(values, more, value=missing if name.endswith("y") else 0)
+        return replace(self, **filled)
 
     def to(self, *args: Any, **kwargs: Any) -> Episodes:
         """The tasks on another device, or with inputs of another dtype; targets keep theirs.
@@ -135,7 +231,22 @@ class Episodes:
         """
         support_x, query_x = self.support_x.to(*args, **kwargs), self.query_x.to(*args, **kwargs)
         support_y, query_y = (y.to(support_x.device) for y in (self.support_y, self.query_y))
-        return Episodes(support_x, support_y, query_x, query_y, self.ways)
+        moved = {"support_x": support_x, "query_x": query_x}
+        return replace(self, **moved, support_y=support_y, query_y=query_y)
+
+
+def _sizes(name: str, sizes: Sequence[int] | None, x: Tensor) -> tuple[int, ...]:
+    """Numbers of points of each task, of inputs ``(tasks, n, *event)``."""
+    tasks, n = x.shape[:2]
+    sizes = tasks * [n] if sizes is None else sizes
+    if len(sizes) != tasks or not all(is_integer(size) and 0 <= size <= n for size in sizes):
+        raise ArgumentError(name, list(sizes), f"{tasks} integers from 0 to {n}, one a task")
+    return tuple(map(int, sizes))
+
+
+def _within(sizes: Sequence[int], x: Tensor) -> Tensor:
+    """Which values ``(tasks, n, ...)`` are within the sizes, boolean ``(tasks, n)``."""
+    return torch.arange(x.shape[1]) < torch.tensor(sizes).unsqueeze(-1)
 
 
 class Tasks(Protocol):
@@ -147,7 +258,7 @@ class Tasks(Protocol):
 
 
 class NumberedTasks(ABC):
-    """Base class of sources of tasks of one size, each of which depends on its number alone."""
+    """Base class of sources of tasks, each of which depends on its number alone."""
 
     @checked
     def draw(self, indices: Sequence[int]) -> Episodes:
@@ -169,7 +280,7 @@ class NumberedTasks(ABC):
         """The task of this number, as a batch of one."""
 
     def to(self, device: torch.device | str) -> Self:
-        """The same tasks with their images on another device, where tasks are put together then.
+        """The same tasks with their data on another device, where tasks are put together then.
 
         What a task is made of is drawn on the CPU in any case, so that it is the same task.
 
@@ -178,9 +289,82 @@ class NumberedTasks(ABC):
         """
         moved = copy.copy(self)
         for name, value in vars(self).items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor | Episodes):
                 setattr(moved, name, value.to(device))
         return moved
+
+
+class DatasetTasks(NumberedTasks):
+    """Tasks that a data set contains, of one size or of many, read into memory.
+
+    An item is one task: tensors or arrays ``(support_x, support_y, query_x, query_y)`` of shapes
+    ``(s, *event)``, ``(s,)``, ``(q, *event)`` and ``(q,)``, without the last one where it is not
+    known, or :class:`Episodes` of one task. Smaller tasks are padded to the largest numbers of
+    support and of query points. Numbers beyond the last task start again from the first;
+    ``evaluate_tasks`` scores each of them once at most.
+
+    Args:
+        dataset: A map-style data set, or a sequence of such items.
+        ways: Number of classes of a task, of items that are tensors; 0 in regression.
+
+    Attributes:
+        tasks: All tasks, as one batch.
+
+    Raises:
+        UnsupportedError: It is an iterable-style data set.
+        ArgumentError: It is empty.
+        ShapeError: An item is no task, or items differ in ways or in the shape of inputs.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml.meta import DatasetTasks
+        >>> x, y = torch.rand(20, 9, 2), torch.rand(20, 9)
+        >>> sizes = [2 + i % 4 for i in range(20)]
+        >>> items = [(x[i, :s], y[i, :s], x[i, s:], y[i, s:]) for i, s in enumerate(sizes)]
+        >>> tasks = DatasetTasks(items)
+        >>> len(tasks), tasks.draw([0, 1]).support_sizes
+        (20, (2, 3))
+    """
+
+    @checked
+    def __init__(self, dataset: Dataset[Any] | Sequence[Any], ways: int = 0) -> None:
+        check_counts(0, "Use 0 for regression.", ways=ways)
+        if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+            expected, fix = "a data set with a length", "Read its items into a list."
+            raise UnsupportedError("dataset", type(dataset).__name__, expected, fix)
+        if not len(dataset):
+            raise ArgumentError("dataset", "no item", "one or more tasks")
+        tasks = [_read_task(dataset, index, ways) for index in range(len(dataset))]
+        try:
+            self.tasks: Episodes = Episodes.pad(tasks)
+        except ShapeError as error:
+            expected = "tasks of one number of classes and one shape of inputs"
+            raise ShapeError("dataset", f"items that differ ({error})", expected) from error
+
+    def __len__(self) -> int:
+        return self.tasks.num_tasks
+
+    def _task(self, index: int) -> Episodes:
+        fields, first = vars(self.tasks), index % len(self)
+        rows = {name: fields[name][first : first + 1] for name in fields if name != "ways"}
+        return replace(self.tasks, **rows)
+
+
+def _read_task(dataset: Any, index: int, ways: int) -> Episodes:
+    """An item of a data set as a batch of one task."""
+    item = dataset[index]
+    try:
+        if not isinstance(item, Episodes):
+            if not isinstance(item, tuple | list) or len(item) not in (3, 4):
+                size = f" of {len(item)}" if isinstance(item, Sized) else ""
+                raise TypeError(type(item).__name__ + size)
+            item = Episodes(*(torch.as_tensor(part).unsqueeze(0) for part in item), ways=ways)
+        if item.num_tasks != 1:
+            raise ValueError(f"{item.num_tasks} tasks")
+    except (TypeError, ValueError, RuntimeError) as error:
+        expected = "tensors (support_x, support_y, query_x, query_y), or Episodes of one task"
+        raise ShapeError("dataset", f"item {index}: {error}", expected) from error
+    return item
 
 
 class ImageTasks(NumberedTasks):

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gpclml._utils.arguments import check_counts, checked
 from gpclml._utils.files import read_checkpoint
 from gpclml._utils.resuming import check_state, digest, module_classes
-from gpclml.errors import ArgumentError, NonFiniteError
+from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
 from gpclml.fit import FitResult
-from gpclml.fit.train import Training, set_gradients
-from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
+from gpclml.fit.train import OptimizerFactory, Training, optimizer_factory, set_gradients
+from gpclml.meta.deep_kernel_transfer import CHECKPOINT, DeepKernelTransfer
 from gpclml.meta.evaluation import evaluate_tasks
 from gpclml.meta.tasks import Tasks
 
 __all__ = ["TasksFitResult", "load_model", "parameter_groups", "train_on_tasks"]
-
-_CHECKPOINT = "gpclml.DeepKernelTransfer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +56,13 @@ def train_on_tasks(
     validation_tasks: int = 100,
     look_every: int = 500,
     patience: int | None = None,
+    optimizer: str | OptimizerFactory = "adam",
+    scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
+    callback: Callable[[int], Any] | None = None,
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
 ) -> TasksFitResult:
-    """Trains a model by Adam on new tasks at each step, and keeps the best validated parameters.
+    """Trains a model on new tasks at each step, and keeps the best validated parameters.
 
     With k tasks per step, step ``s`` takes tasks ``s k`` to ``(s + 1) k - 1`` of the source, so the
     same sources and objective give the same training. A checkpoint is saved at every validation
@@ -75,13 +78,18 @@ def train_on_tasks(
         tasks: Source of training tasks.
         steps: Number of steps.
         tasks_per_step: Tasks in the one batched GP of a step.
-        lr: Learning rate of Adam for the network, including a batch normalization of its features.
-            Kernel, mean and noise have a tenth of it.
+        lr: Learning rate of the network, including a batch normalization of its features. Kernel,
+            mean and noise have a tenth of it.
         validation: Source of validation tasks; if None the last parameters are kept.
         validation_tasks: Number of validation tasks.
-        look_every: Steps between validations.
+        look_every: Steps between validations, and between checkpoints.
         patience: Number of validations in a row without a better score after which the training
             ends before ``steps``; None trains all steps.
+        optimizer: ``"adam"``, a ``torch.optim`` class, or a function of parameters and ``lr`` that
+            makes an optimizer.
+        scheduler: Makes a ``torch.optim.lr_scheduler`` of the optimizer, which takes a step after
+            each of the training. Its state is in the checkpoint.
+        callback: Called after each step with the number of steps.
         checkpoint: File to save to and to resume from.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
@@ -91,6 +99,7 @@ def train_on_tasks(
     Raises:
         ArgumentError: A number is out of range, the objective is of another model, or there is
             patience without validation tasks.
+        UnsupportedError: The optimizer needs a line search, or the scheduler a score.
         NonFiniteError: The objective, a gradient or features are not finite; the model keeps the
             parameters of the last step.
         NotPSDError: A covariance is not positive definite even with jitter.
@@ -98,7 +107,17 @@ def train_on_tasks(
             architecture, objective or training.
 
     Note:
-        A checkpoint costs a copy of the parameters and of Adam's moments a step.
+        A checkpoint costs a copy of the parameters and of the optimizer's state a step.
+
+    Examples:
+        >>> from gpclml import MLP, ConditionalMarginalLogLikelihood, DeepKernelTransfer, LastPoints
+        >>> from gpclml.meta import PeriodicTasks, train_on_tasks
+        >>> model = DeepKernelTransfer(MLP([1, 40, 40]), "rbf")
+        >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
+        >>> cosine = lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+        >>> result = train_on_tasks(
+        ...     model, mll, PeriodicTasks(), steps=20, optimizer=torch.optim.AdamW, scheduler=cosine
+        ... )
     """
     check_counts(
         steps=steps, tasks_per_step=tasks_per_step, look_every=look_every,
@@ -114,7 +133,16 @@ def train_on_tasks(
         raise ArgumentError("lr", lr, f"a positive number that {dtype} can hold")
     if all(module is not model for module in mll.modules()):
         raise ArgumentError("mll", f"a {type(mll).__name__} of another model", "one of the model")
-    optimizer = torch.optim.Adam(parameter_groups(model, mll, lr, 0.1 * lr))
+    factory = optimizer_factory(optimizer)
+    if factory is None or optimizer is torch.optim.LBFGS:
+        raise UnsupportedError("optimizer", "L-BFGS", "an optimizer of single steps", "Use 'adam'.")
+    stepper = factory(parameter_groups(model, mll, lr, 0.1 * lr), lr=lr)
+    schedule = None if scheduler is None else scheduler(stepper)
+    kinds = type(None) if scheduler is None else LRScheduler
+    if isinstance(schedule, ReduceLROnPlateau) or not isinstance(schedule, kinds):
+        expected = "a function that makes a torch.optim.lr_scheduler whose steps need no score"
+        raise UnsupportedError("scheduler", f"one of {type(schedule).__name__}", expected)
+    stateful: list[Any] = [stepper, *([] if schedule is None else [schedule])]
     training = Training(model)
     training.note_state()
     if checkpoint is not None:
@@ -124,10 +152,12 @@ def train_on_tasks(
             "objective": digest([module_classes(mll), getattr(mll, "conditioning", None)]),
             "tasks_per_step": tasks_per_step,
             "lr": lr,
+            "optimizer": digest([type(stepper).__name__, stepper.defaults]),
+            "scheduler": schedule and digest([type(schedule).__name__, schedule.state_dict()]),
             "validation_tasks": validation_tasks,
             "look_every": look_every,
         }
-        training.resume(checkpoint, _CHECKPOINT, mll, [optimizer], settings)
+        training.resume(checkpoint, CHECKPOINT, mll, stateful, settings)
 
     def step(number: int) -> float:
         first = number * tasks_per_step
@@ -135,22 +165,25 @@ def train_on_tasks(
         episodes = drawn.to(next(model.parameters()))
         mll.train()
         try:
-            loss = set_gradients(optimizer, -model.objective(mll, episodes).mean(), mll)
+            loss = set_gradients(stepper, -model.objective(mll, episodes).mean(), mll)
         except NonFiniteError as error:
             error.add_note(f"At task {first}.")
             raise
-        optimizer.step()
+        for each in stateful:
+            each.step()
         return -loss
 
-    def look(done: int) -> dict[str, Any] | None:
-        if done % look_every and done != steps:
-            return None
-        # Nothing to choose by: the last state is the best, and a checkpoint needs one.
-        if validation is None:
-            training.note_state()
-        else:
-            training.note(float(evaluate_tasks(model, validation, validation_tasks).gain.mean()))
-        training.save()
+    def look(done: int) -> dict[str, Any]:
+        if done % look_every == 0 or done == steps:
+            # Nothing to choose by: the last state is the best, and a checkpoint needs one.
+            if validation is None:
+                training.note_state()
+            else:
+                scores = evaluate_tasks(model, validation, validation_tasks)
+                training.note(float(scores.gain.mean()))
+            training.save()
+        if callback is not None:
+            callback(done)
         return {"best": training.best}
 
     training.run(step, steps, callback=look, patience=patience, desc="steps", progress=progress)
@@ -169,7 +202,7 @@ def load_model(model: DeepKernelTransfer, path: str | Path) -> DeepKernelTransfe
 
     Args:
         model: A model of the architecture that was trained; changed in place, left in eval mode.
-        path: A checkpoint of :func:`train_on_tasks`.
+        path: A checkpoint of :func:`train_on_tasks`, or a file of ``DeepKernelTransfer.save``.
 
     Returns:
         The same model.
@@ -178,7 +211,7 @@ def load_model(model: DeepKernelTransfer, path: str | Path) -> DeepKernelTransfe
         DataError: There is no such file, it is damaged, or of another architecture.
     """
     device = next(model.parameters()).device
-    content = read_checkpoint(path, _CHECKPOINT, device, {"best_state": dict})
+    content = read_checkpoint(path, CHECKPOINT, device, {"best_state": dict})
     check_state(path, model, content["best_state"])
     model.load_state_dict(content["best_state"])
     return model.eval()

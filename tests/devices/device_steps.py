@@ -50,7 +50,7 @@ from gpclml.conditioning import (
 )
 from gpclml.curvature import BlockDiagonal, Diagonal, Full, FunctionSpace, Kronecker
 from gpclml.fit import fit_gpytorch_mll_fused
-from gpclml.meta import Conv4, ImageTasks, train_on_tasks
+from gpclml.meta import Conv4, DatasetTasks, ImageTasks, evaluate_tasks, train_on_tasks
 from gpclml.models.botorch import DeepKernelGP
 
 Step = Callable[[torch.device, torch.dtype], Any]
@@ -210,6 +210,24 @@ def _transfer(kernel: str) -> Step:
     return train
 
 
+def _train_on_tasks_of_sizes(device: torch.device, dtype: torch.dtype) -> Any:
+    x = torch.rand(4, 9, 2, generator=torch.Generator().manual_seed(0))
+    results: list[Any] = []
+    for ways in (0, 2):
+        y = x[..., 0].sin() if ways == 0 else torch.arange(9).expand(4, 9) % ways
+        items = [(x[i, :s], y[i, :s], x[i, s:], y[i, s:]) for i, s in enumerate((2, 5, 3, 4))]
+        tasks = DatasetTasks(items, ways).to(device)
+        network = MLP([2, 4, 3], generator=torch.Generator().manual_seed(0))
+        model = DeepKernelTransfer(network, "batch_norm_cosine", 3, standardize="task").to(device)
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=5))
+        options: Any = {"tasks_per_step": 2, "progress": False, "optimizer": torch.optim.AdamW}
+        results.append(train_on_tasks(model, mll, tasks, steps=3, **options).history)
+        results.append(model.predict(tasks.draw(range(4)).to(next(model.parameters()))))
+        scores = evaluate_tasks(model, tasks, 4)
+        results.extend([scores.values, scores.nll])
+    return results
+
+
 def _backward(mll: Any, output: Any, target: Tensor) -> dict[str, Tensor]:
     value = mll(output, target)
     value.sum().backward()
@@ -271,6 +289,7 @@ STEPS: dict[str, Step] = {
     **{f"neighbors {k}": _given_neighbors(k) for k in ("matern", "deep")},
     "iterative posterior": _posterior,
     **{f"transfer {k}": _transfer(k) for k in ("linear", "rbf", "batch_norm_cosine")},
+    "transfer of sizes": _train_on_tasks_of_sizes,
     **{
         f"laplace {s.__name__} {'classes' if c else 'regression'}": _laplace(s, c)
         for s in (Full, BlockDiagonal, Diagonal, Kronecker, FunctionSpace)

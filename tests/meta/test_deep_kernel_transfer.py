@@ -316,3 +316,72 @@ def test_targets_as_they_are_and_of_evaluation():
     model = waves()
     evaluate_tasks(model, PeriodicTasks(6, 8), 5)
     assert (model.targets.mean, model.targets.deviation) == (0.0, 1.0)
+
+
+class ByTask(Converted):
+    """Sine waves, each with an offset and a unit of its own."""
+
+    def __init__(self, spread, seed=0):
+        super().__init__(seed=seed)
+        self.spread, self.seed = spread, seed
+
+    def units(self, indices):
+        draws = [torch.randn(2, generator=generator(1000 * self.seed + i)) for i in indices]
+        offset, scale = torch.stack(draws).double().split(1, dim=1)
+        return 100 * offset, (self.spread * scale).exp()
+
+    def draw(self, indices):
+        (offset, scale), drawn = self.units(indices), super().draw(indices)
+        support_y, query_y = (offset + scale * y for y in (drawn.support_y, drawn.query_y))
+        return Episodes(drawn.support_x, support_y, drawn.query_x, query_y)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.5])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_tasks_of_very_different_offsets_are_learned_by_their_own_scale(spread, seed):
+    tasks, new = ByTask(spread, 2 * seed), ByTask(spread, 2 * seed + 1)
+    errors, nlls = [], []
+    for standardize in (True, "task"):
+        model = waves(standardize=standardize)
+        mll = objective(model, m=6)
+        train_on_tasks(model, mll, tasks, steps=60, tasks_per_step=4, lr=0.01, progress=False)
+        scores = evaluate_tasks(model, new, 60)
+        errors.append(float((scores.values / new.units(range(60))[1][:, 0].square()).mean()))
+        nlls.append(float(scores.nll.mean()))
+    assert errors[1] < 0.7 * errors[0]
+    assert nlls[1] < nlls[0] - 1
+
+
+def test_densities_by_task_are_those_of_the_targets_in_their_units():
+    model, data = waves(standardize="task").double(), ByTask(1.0).draw(range(4))
+    data = data.to(torch.float64)
+    value = model.objective(objective(model, m=6), data)
+    targets = torch.cat([data.support_y, data.query_y], 1)
+    common = targets.std(1).log().mean()
+    mean, own = data.support_y.mean(1, keepdim=True), data.support_y.std(1, keepdim=True)
+    scale = (5 / 6 * own.log() + 1 / 6 * common).exp()  # its own weighs as five of six points
+    support_y, query_y = ((y - mean) / scale for y in (data.support_y, data.query_y))
+    plain = waves(standardize=False).double()
+    same = Episodes(data.support_x, support_y, data.query_x, query_y)
+    expected = plain.objective(objective(plain, m=6), same) - scale.log()
+    torch.testing.assert_close(value, expected)
+    ours, theirs = model.predict(data), plain.predict(same)
+    torch.testing.assert_close(ours.mean[:, 0], mean + scale * theirs.mean[:, 0])
+    torch.testing.assert_close(ours.stddev[:, 0], scale * theirs.stddev[:, 0])
+
+
+@pytest.mark.parametrize("support", [1, 3])
+def test_tasks_of_one_or_of_equal_support_targets_have_the_scale_of_training(support):
+    model = waves(standardize="task").double()
+    model.objective(objective(model), ByTask(0.0).draw(range(10)).to(torch.float64))
+    x, y = torch.rand(1, support, 1).double(), torch.full((1, support), 40.0).double()
+    offset, scale = model.targets.of_tasks(y)
+    assert offset.item() == 40.0
+    assert scale.item() == pytest.approx(math.exp(model.targets.mean))
+    assert bool(model.predict(Episodes(x, y, x)).stddev.isfinite().all())
+
+
+def test_names_of_scales():
+    for wrong in ("tasks", 2, None):
+        with pytest.raises(ArgumentError, match="standardize: got"):
+            waves(standardize=wrong)

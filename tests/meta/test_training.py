@@ -179,6 +179,126 @@ def test_an_interrupted_training_ends_as_a_whole_one(
     assert torch.equal(loaded.predict(episodes).mean, whole.predict(episodes).mean)
 
 
+SCHEDULERS = {
+    "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9),
+    "steps": lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 5]),
+    "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, [0.02, 0.01], total_steps=9
+    ),
+    "function": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 0.9**k),
+    "in turn": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=3),
+            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+        ],
+        milestones=[4],
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # of PyTorch's SequentialLR
+@pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        torch.optim.AdamW,
+        lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9, nesterov=True),
+    ],
+    ids=["adamw", "sgd"],
+)
+def test_a_resumed_schedule_goes_on_bit_for_bit(tmp_path, optimizer, scheduler):
+    options = {"tasks_per_step": 2, "look_every": 3, "progress": False, "lr": 0.01}
+    options |= {"optimizer": optimizer, "scheduler": scheduler}
+    whole, first, again = (transfer(seed=seed) for seed in (0, 0, 5))
+    expected = train_on_tasks(whole, objective(whole), tasks(), steps=8, **options)
+    path = tmp_path / "model.pt"
+    with pytest.raises(KeyboardInterrupt):
+        train_on_tasks(
+            first, objective(first), Interrupted(tasks(), 10), steps=8, checkpoint=path, **options
+        )
+    resumed = train_on_tasks(again, objective(again), tasks(), steps=8, checkpoint=path, **options)
+    assert resumed.history == expected.history
+    for name, stored in whole.state_dict().items():
+        assert torch.equal(stored, again.state_dict()[name]), name
+    plain = transfer()
+    options["scheduler"] = None
+    constant = train_on_tasks(plain, objective(plain), tasks(), steps=8, **options)
+    assert constant.history != expected.history
+
+
+def test_another_optimizer_or_scheduler_does_not_go_on(tmp_path):
+    path, options = tmp_path / "model.pt", {"steps": 2, "progress": False}
+
+    def train(**changed):
+        model = transfer()
+        train_on_tasks(model, objective(model), tasks(), checkpoint=path, **options | changed)
+
+    train(scheduler=SCHEDULERS["steps"])
+    for scheduler in (None, SCHEDULERS["cosine"]):
+        with pytest.raises(DataError, match="differs in scheduler"):
+            train(scheduler=scheduler)
+    with pytest.raises(DataError, match="differs in optimizer"):
+        train(scheduler=SCHEDULERS["steps"], optimizer=torch.optim.SGD)
+
+
+def test_the_default_is_adam_and_rates_are_those_of_the_schedule():
+    models = [transfer() for _ in range(3)]
+    by_name, by_class, halved = (
+        train_on_tasks(model, objective(model), tasks(), steps=5, progress=False, **options).history
+        for model, options in zip(
+            models,
+            [
+                {},
+                {"optimizer": torch.optim.Adam},
+                {"scheduler": lambda o: torch.optim.lr_scheduler.ConstantLR(o, 0.5)},
+            ],
+            strict=True,
+        )
+    )
+    assert by_name == by_class != halved
+    model = transfer()
+    options = {"steps": 5, "lr": 5e-4, "progress": False}
+    assert train_on_tasks(model, objective(model), tasks(), **options).history == halved
+
+
+def test_a_callback_is_called_after_each_step():
+    model, seen = transfer(), []
+
+    def note(number):
+        seen.append((number, model.likelihood.noise.item()))
+        if number == 4:
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        train_on_tasks(
+            model, objective(model), tasks(), steps=9, callback=note, look_every=2, progress=False
+        )
+    assert [number for number, _ in seen] == [1, 2, 3, 4]
+    assert len({noise for _, noise in seen}) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"optimizer": "lbfgs"}, "optimizer: got L-BFGS"),
+        ({"optimizer": torch.optim.LBFGS}, "optimizer: got L-BFGS"),
+        ({"optimizer": "adamm"}, "optimizer: got 'adamm'"),
+        ({"optimizer": torch.nn.Linear}, "optimizer: got Linear"),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)], lr=0.1)}, "optimizer: got SGD"),
+        ({"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}, "scheduler: got one of Reduce"),
+        ({"scheduler": lambda optimizer: optimizer}, "scheduler: got one of Adam"),
+        ({"scheduler": lambda optimizer: None}, "scheduler: got one of NoneType"),
+        ({"scheduler": 0.5}, "scheduler: got 0.5"),
+        ({"callback": 3}, "callback: got 3"),
+    ],
+)
+def test_bad_optimizers_schedulers_and_callbacks(options, match):
+    model = transfer()
+    with pytest.raises(ArgumentError, match=match):
+        train_on_tasks(model, objective(model), tasks(), steps=1, progress=False, **options)
+
+
 def test_a_training_with_other_groups_of_learning_rates_does_not_go_on(tmp_path):
     path, model = tmp_path / "model.pt", transfer()
     options = {"progress": False, "checkpoint": path}

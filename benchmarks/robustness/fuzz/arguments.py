@@ -204,6 +204,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "kernels.networks.reset_network": lambda: dict(network=mlp(), generator=generator()),
     "meta.Conv4": lambda: dict(channels=1, width=2, generator=generator()),
     "meta.ConvBlocks": lambda: dict(blocks=1, channels=1, width=2, generator=generator()),
+    "meta.DatasetTasks": lambda: dict(
+        dataset=[(inputs(3), normal(3), inputs(4), normal(4)) for _ in range(3)], ways=0),
     "meta.DeepKernelTransfer": lambda: dict(backbone=mlp(), kernel="rbf", num_features=2),
     "meta.DeepKernelTransfer.objective": lambda: dict(
         self=(model := transfer()), mll=objective(model), episodes=episodes()),
@@ -223,7 +225,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "meta.load_model": lambda: dict(model=transfer(), path="no such model.pt"),
     "meta.train_on_tasks": lambda: dict(
         model=(model := transfer()), mll=objective(model), tasks=tasks(), steps=2,
-        tasks_per_step=2),
+        tasks_per_step=2, optimizer="adam"),
     "mlls.ConditionalMarginalLogLikelihood": lambda: dict(
         likelihood=(model := gp()).likelihood, model=model, conditioning=RandomHoldout(0.2),
         factor_dtype=torch.float64),
