@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,7 +14,18 @@ from gpclml._utils.arguments import checked
 from gpclml.curvature.structure import in_single
 from gpclml.errors import ArgumentError, ShapeError
 
-__all__ = ["TensorNetwork", "network_outputs"]
+__all__ = ["Inputs", "NetworkData", "NetworkPoints", "TensorNetwork", "network_outputs"]
+
+Inputs = Tensor | Mapping[str, Tensor]
+"""Points, ``(N, *event)``, or a dictionary of tensors with a row for each point."""
+
+NetworkData = (
+    Mapping[str, Tensor] | tuple[Inputs, Tensor] | Iterable[Sequence[Inputs] | Mapping[str, Tensor]]
+)
+"""Points and targets; an iterable of such pairs, or of dictionaries with targets."""
+
+NetworkPoints = Inputs | Iterable[Inputs | Sequence[Inputs]]
+"""Points, or an iterable of points or of sequences that begin with them."""
 
 _TARGETS = ("labels", "label", "targets", "target")  # of a dictionary, the first one it has
 

@@ -32,7 +32,7 @@ from gpclml._utils.arguments import (
 from gpclml._utils.environment import progress_bar
 from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml._utils.resuming import check_state, digest, versions_of
-from gpclml.conditioning.batches import Data, Points, batches_of, points_of
+from gpclml.conditioning.batches import batches_of, points_of
 from gpclml.curvature import Diagonal, Full, GaussianWeightPrior, Kronecker, Structure
 from gpclml.curvature.gradients import outputs_and_gradients
 from gpclml.curvature.output_likelihoods import (
@@ -64,7 +64,13 @@ from gpclml.laplace.calibration import (
     scaled_outputs,
     validated_temperature,
 )
-from gpclml.laplace.inputs import TensorNetwork, network_outputs
+from gpclml.laplace.inputs import (
+    Inputs,
+    NetworkData,
+    NetworkPoints,
+    TensorNetwork,
+    network_outputs,
+)
 from gpclml.laplace.weights import chosen_parameters, trained_only
 from gpclml.likelihoods import LogisticLikelihood
 from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
@@ -203,9 +209,9 @@ class Laplace:
     @checked
     def fit(
         self,
-        data: Data,
+        data: NetworkData,
         *,
-        validation: Data | None = None,
+        validation: NetworkData | None = None,
         precision: float | Literal["evidence", "validation", "clml"] = "evidence",
         spread: Literal["validation", "evidence"] = "validation",
         batch_size: int = 256,
@@ -297,11 +303,11 @@ class Laplace:
     @checked
     def fit_online(
         self,
-        data: Data,
+        data: NetworkData,
         *,
         epochs: int = 100,
         batch_size: int = 256,
-        validation: Data | None = None,
+        validation: NetworkData | None = None,
         **training: Any,
     ) -> Self:
         """Trains the network by the evidence, and fits the posterior: one call.
@@ -367,7 +373,7 @@ class Laplace:
         known = dict(self._module.named_parameters())
         return {k: v for k, v in self.prior_mean.items() if k in trained or k not in known}
 
-    def _fit_noises(self, data: Data, batch_size: int) -> None:
+    def _fit_noises(self, data: NetworkData, batch_size: int) -> None:
         """Sets the noise of each output to its mean squared residual, if it is to be fitted."""
         noise = LogNoise.of(self.likelihood)
         if noise is None or self._keeps_noise:
@@ -398,8 +404,8 @@ class Laplace:
     @torch.no_grad()
     def _calibrate(
         self,
-        data: Data,
-        validation: Data | None,
+        data: NetworkData,
+        validation: NetworkData | None,
         precision: float | str,
         spread: str,
         batch_size: int,
@@ -441,7 +447,7 @@ class Laplace:
         if gain < 0 and spread == "validation":
             self.covariance_scale, self.output_scale, self.output_temperature = 0.0, 1.0, 1.0
 
-    def _sample(self, data: Data, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _sample(self, data: NetworkData, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """About 1,000 of the training points, at even distances."""
         # The same points whatever the size of batches.
         every, seen = max(1, self.num_data // _SAMPLE), 0
@@ -534,7 +540,7 @@ class Laplace:
     @checked(x="(N, *event)")
     def predict(
         self,
-        x: Points,
+        x: NetworkPoints,
         method: Literal["closed", "bridge", "draws", "mode"] = "closed",
         *,
         draws: int = 1000,
@@ -594,15 +600,13 @@ class Laplace:
         return kind(**values)
 
     @checked(x="float (N, *event)")
-    def output_distribution(
-        self, x: Tensor | Mapping[str, Tensor], joint: bool = False
-    ) -> MultivariateNormal:
+    def output_distribution(self, x: Inputs, joint: bool = False) -> MultivariateNormal:
         r"""The normal distribution of the outputs at points, without noise.
 
         It is what :meth:`predict` averages the likelihood over, :math:`\mathcal N(a f / T, c V)`.
 
         Args:
-            x: Points, ``(N, *event)``, or a dictionary of tensors.
+            x: NetworkPoints, ``(N, *event)``, or a dictionary of tensors.
             joint: Whether outputs at different points covary; else each point is on its own.
 
         Returns:
@@ -627,13 +631,11 @@ class Laplace:
         return MultitaskMultivariateNormal(mean, operator)
 
     @checked(x="float (N, *event)", other="float (M, *event)")
-    def output_covariance(
-        self, x: Tensor | Mapping[str, Tensor], other: Tensor | Mapping[str, Tensor]
-    ) -> Tensor:
+    def output_covariance(self, x: Inputs, other: Inputs) -> Tensor:
         r"""The covariance :math:`c J(x) (H + P_0)^{-1} J(x')^\top` of outputs at two sets.
 
         Args:
-            x: Points, ``(N, *event)``.
+            x: NetworkPoints, ``(N, *event)``.
             other: Others, ``(M, *event)``.
 
         Returns:
@@ -679,9 +681,7 @@ class Laplace:
         return {name: weights[name] + root * away.to(weights[name]) for name, away in draws.items()}
 
     @checked(x="float (N, *event)")
-    def sample_outputs(
-        self, x: Tensor | Mapping[str, Tensor], count: int = 1, *, seed: int = 0
-    ) -> Tensor:
+    def sample_outputs(self, x: Inputs, count: int = 1, *, seed: int = 0) -> Tensor:
         """Draws of the outputs, each a fixed function of the points, as for Thompson sampling.
 
         Weights are drawn once for a seed, and the network is linear in them: the same seed gives
@@ -689,7 +689,7 @@ class Laplace:
         :meth:`output_distribution`.
 
         Args:
-            x: Points, ``(N, *event)``, or a dictionary of tensors.
+            x: NetworkPoints, ``(N, *event)``, or a dictionary of tensors.
             count: Number of functions.
             seed: Seed of the functions.
 
@@ -868,7 +868,9 @@ class Laplace:
     def _output_likelihood(self) -> OutputLikelihood:
         return output_likelihood(cast(Likelihood, self.likelihood))
 
-    def _batches(self, argument: str, data: Data, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(
+        self, argument: str, data: NetworkData, size: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Points as tensors, and targets, on the device."""
         pairs = self._of_dictionaries.pairs(argument, data, size)
         for pair in batches_of(argument, pairs, size, self._device):
@@ -880,7 +882,7 @@ class Laplace:
         if self._of_dictionaries.is_used:
             self._module = self._of_dictionaries
 
-    def _checked_points(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:
+    def _checked_points(self, x: Inputs) -> Tensor:
         self._fitted()
         points = self._of_dictionaries.points("x", x)
         self._adopt_dictionaries()
@@ -928,7 +930,7 @@ class Laplace:
 class _Again:
     """Data as pairs of tensors, as often as they are read."""
 
-    def __init__(self, posterior: Laplace, data: Data, size: int) -> None:
+    def __init__(self, posterior: Laplace, data: NetworkData, size: int) -> None:
         self._read = lambda: posterior._batches("data", data, size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:

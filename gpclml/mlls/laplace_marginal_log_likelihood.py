@@ -197,7 +197,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         """The evidence of the network's own data, whose curvature is kept for these weights."""
         model = self.model
         if "train_inputs" not in vars(model):
-            suggestion = "Give LinearizedNetwork its data, or fit a loader by fit_online."
+            suggestion = "Fit with fit_map or fit_online, which take data or a loader."
             expected = "one with train_inputs and train_targets"
             raise UnsupportedError("model", "a network without data", expected, suggestion)
         weights = [*model.network.parameters(), *model.network.buffers()]
