@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from botorch.models.model import Model
@@ -75,6 +75,17 @@ class LaplaceModel(Model):
     def batch_shape(self) -> torch.Size:
         """That of one network, empty."""
         return torch.Size()
+
+    @override
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode, without BoTorch's transform of training inputs, which it has not."""
+        torch.nn.Module.train(self, mode)
+        return self
+
+    @override
+    def eval(self) -> Self:
+        """See :meth:`train`."""
+        return self.train(False)
 
     @override
     def posterior(

@@ -55,6 +55,7 @@ class TensorNetwork(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Outputs at points, or packed dictionaries."""
         network: Any = self._network
+        result: Any
         layout = self._layouts.get(x.shape[-1]) if x.ndim == 2 else None
         if layout is None:
             result = network(x)
