@@ -73,8 +73,8 @@ class TensorNetwork(torch.nn.Module):
         if self._output is not None:
             return self._output(result)
         if isinstance(result, Mapping) and "logits" in result:
-            return result["logits"]
-        return getattr(result, "logits", result)
+            return cast(Tensor, result["logits"])
+        return cast(Tensor, getattr(result, "logits", result))
 
     @property
     def is_used(self) -> bool:

@@ -435,7 +435,7 @@ def test_a_precision_for_each_weight(structure):
     shapes = {name: p.shape for name, p in each.precisions.items()}
     assert shapes == {name: p.shape for name, p in network.named_parameters()}
     J, delta = jacobian(network, X), dense_precisions(each)
-    H = J.mT @ J / each.likelihood.noise
+    H = J.mT @ J / each.likelihood.noise.item()
     H = H if structure == "full" else torch.diag(H.diagonal())
     at = jacobian(network, NEW)
     expected = at @ torch.linalg.solve(H + torch.diag(delta), at.mT)

@@ -97,7 +97,14 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "laplace.Laplace.fit": lambda: dict(
         self=Laplace(mlp(3), classes()), data=(inputs(), labels()),
         validation=(inputs(), labels()), progress=False),
-    "laplace.Laplace.predict": lambda: dict(self=posterior(), x=inputs(3)),
+    ("laplace.Laplace.output_distribution", "laplace.Laplace.predict"): lambda: dict(
+        self=posterior(), x=inputs(3)),
+    "laplace.Laplace.log_marginal_likelihood": lambda: dict(
+        self=posterior(), prior_precision=positive(())),
+    "laplace.Laplace.output_covariance": lambda: dict(
+        self=posterior(), x=inputs(3), other=inputs(2)),
+    "laplace.Laplace.sample_outputs": lambda: dict(self=posterior(), x=inputs(3), count=2),
+    "laplace.Laplace.sample_weights": lambda: dict(self=posterior(), count=2),
     "tables.Classifier": lambda: dict(kernels=("rbf",)),
     "tables.Regressor": lambda: dict(candidates=("linear",)),
     "tables.StackedGP": lambda: dict(candidates=("linear",)),
@@ -231,6 +238,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         factor_dtype=torch.float64),
     "likelihoods.LogNegativeBinomialLikelihood": dict,
     "likelihoods.LogPoissonLikelihood": dict,
+    "likelihoods.HeteroscedasticGaussianLikelihood": dict,
     "likelihoods.LogisticLikelihood": dict,
     "likelihoods.TargetDensity": lambda: dict(likelihood=here(BernoulliLikelihood())),
     "likelihoods.TargetPrediction": lambda: dict(
