@@ -29,6 +29,6 @@ for _ in range(5):
     model = posterior.fit((x, targets), progress=False).to_botorch(outcome_transform=scale.eval())
     acquisition = LogExpectedImprovement(model, best_f=y.max())
     bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
-    new, _ = optimize_acqf(acquisition, bounds, q=1, num_restarts=2, raw_samples=32)
+    new, _ = optimize_acqf(acquisition, bounds, q=1, num_restarts=2, raw_samples=64)
     x, y = torch.cat([x, new]), torch.cat([y, objective(new)])
 print(f"best after five more {y.max().item():.3f}")
