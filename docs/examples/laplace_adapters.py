@@ -4,34 +4,32 @@ from torch import nn
 from gpclml import Laplace
 
 
+# fmt: off
 class Adapted(nn.Module):
     """A frozen linear layer and a trained product of two thin matrices (LoRA)."""
-
     def __init__(self, layer):
         super().__init__()
         self.base_layer = layer.requires_grad_(False)
         self.lora_A = nn.Linear(layer.in_features, 2, bias=False)
         self.lora_B = nn.Linear(2, layer.out_features, bias=False)
-
     def forward(self, x):
         return self.base_layer(x) + self.lora_B(self.lora_A(x))
 
 
 class Classifier(nn.Module):
     """A transformer that is called and answers as those of Hugging Face."""
-
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(50, 16).requires_grad_(False)
         self.encoder = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
         self.encoder.requires_grad_(False)
         self.score = Adapted(nn.Linear(16, 2))
-
     def forward(self, input_ids, attention_mask):
         padding = attention_mask == 0
         hidden = self.encoder(self.embedding(input_ids), src_key_padding_mask=padding)
         mask = attention_mask.unsqueeze(-1)
         return {"logits": self.score((mask * hidden).sum(1) / mask.sum(1))}
+# fmt: on
 
 
 torch.manual_seed(0)
@@ -41,6 +39,7 @@ for length in (5, 9, 7, 12):  # each batch as long as its longest sequence
     mask = (torch.arange(length) < torch.randint(2, length + 1, (50, 1))).long()
     labels = ((ids * mask).sum(1) / mask.sum(1) > 25).long()
     batches.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
+
 optimizer = torch.optim.Adam([p for p in network.parameters() if p.requires_grad], lr=0.02)
 for _ in range(100):
     for batch in batches[:3]:

@@ -31,4 +31,5 @@ for _ in range(5):
     bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
     new, _ = optimize_acqf(acquisition, bounds, q=1, num_restarts=2, raw_samples=64)
     x, y = torch.cat([x, new]), torch.cat([y, objective(new)])
+
 print(f"best after five more {y.max().item():.3f}")

@@ -14,19 +14,11 @@ for _ in range(500):
     (network(x[:200])[:, 0] - (dollars[:200] - mean) / deviation).square().mean().backward()
     optimizer.step()
 
-
-class InDollars(torch.nn.Module):
-    """The network, in the units of the targets."""
-
-    def __init__(self):
-        super().__init__()
-        self.network = network
-
-    def forward(self, x):
-        return mean + deviation * self.network(x)
-
-
-posterior = Laplace(InDollars(), "regression", weights="all", structure="full")
+units = torch.nn.Linear(1, 1).requires_grad_(False)  # from deviations to dollars
+units.load_state_dict({"weight": deviation.reshape(1, 1), "bias": mean.reshape(1)})
+posterior = Laplace(
+    torch.nn.Sequential(network, units), "regression", weights="all", structure="full"
+)
 posterior.fit((x[:200], dollars[:200]), progress=False)
 predicted = posterior.predict(x[200:])  # a Normal, with noise
 inside = (predicted.mean - dollars[200:]).abs() < 1.645 * predicted.stddev
