@@ -61,7 +61,7 @@ def sample_gradients(
         return in_single(call_with(module, {**every, **values}, points))
 
     leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
-    with torch.enable_grad(), twice_differentiable(module):
+    with torch.enable_grad(), twice_differentiable(module, x.requires_grad):
         values_at_x = outputs(leaves, x)
         columns = cotangents(values_at_x)
     check_cotangents(columns, values_at_x)
@@ -93,7 +93,7 @@ def sample_gradients(
 
     result = None
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), twice_differentiable(module, x.requires_grad):
             warnings.filterwarnings("ignore", "There is a performance drop")
             result = vmap(point_gradients)(x, columns)
     except torch.OutOfMemoryError:
@@ -102,7 +102,7 @@ def sample_gradients(
         pass
     # It has a wrong rule for some modules: ``prelu`` of one column at several points.
     if result is None or not add_up(result[1]):
-        with twice_differentiable(module):
+        with twice_differentiable(module, x.requires_grad):
             result = _point_by_point(outputs, leaves, x, columns)
     check_own_outputs(result[0], values_at_x)
     return {name: in_single(rows) for name, rows in result[1].items()}

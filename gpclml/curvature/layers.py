@@ -593,7 +593,7 @@ def _pass(
         for name, layer in layers.items()
     ]
     try:
-        with torch.enable_grad(), twice_differentiable(module):
+        with torch.enable_grad(), twice_differentiable(module, x.requires_grad):
             outputs = in_single(call_with(module, parameters, x))
     finally:
         for handle in handles:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpclml._utils.arguments import check_finite
 from gpclml.errors import ArgumentError, ModelModeError, ShapeError, UnsupportedError
@@ -180,10 +181,17 @@ def differing(gradients: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -
     return [name for name, bad in zip(expected, wrong.tolist(), strict=True) if bad]
 
 
-def twice_differentiable(module: torch.nn.Module) -> AbstractContextManager[Any]:
-    """A context in which gradients of recurrent layers in eval mode exist, which cuDNN has not."""
+@contextmanager
+def twice_differentiable(module: torch.nn.Module, again: bool = False) -> Iterator[None]:
+    """A context in which gradients of recurrent layers in eval mode exist, which cuDNN has not.
+
+    Where gradients are differentiated ``again``, attention goes by its formula: fused kernels have
+    first derivatives alone.
+    """
     recurrent = any(isinstance(layer, torch.nn.RNNBase) for layer in module.modules())
-    return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
+    fused = sdpa_kernel(SDPBackend.MATH) if again else nullcontext()
+    with torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext(), fused:
+        yield
 
 
 def check_network(module: torch.nn.Module) -> None:

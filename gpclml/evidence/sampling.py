@@ -333,7 +333,7 @@ def _changes_by_draw(network: torch.nn.Module, away: Weights, x: Tensor) -> Tens
     """J times each change of weights, ``(S, N, C)``: gradients Jᵀu differentiated in u."""
     count = len(next(iter(away.values())))
     center = {name: network.get_parameter(name).detach().requires_grad_() for name in away}
-    with torch.enable_grad(), twice_differentiable(network):
+    with torch.enable_grad(), twice_differentiable(network, True):
         outputs = call_with(network, center, x)
         if not outputs.requires_grad:
             return outputs.new_zeros(count, *outputs.shape)

@@ -174,6 +174,34 @@ def test_gradients_with_respect_to_points(fitted):
     assert all(p.grad is None for p in fitted.network.parameters())
 
 
+class Attention(nn.Module):
+    """Fused attention has first derivatives alone, and recurrent layers have none of cuDNN's."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True)
+        self.recurrent = nn.GRU(4, 4, batch_first=True)
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, x):
+        hidden = self.recurrent(self.encoder(x))[0]
+        return self.last(hidden.mean(1))
+
+
+@pytest.mark.parametrize("weights", ["all", "last"])
+def test_gradients_with_respect_to_sequences(weights):
+    torch.manual_seed(0)
+    network, x = Attention().double().eval(), torch.randn(8, 3, 4, dtype=torch.float64)
+    posterior = Laplace(network, "regression", weights=weights, structure="full")
+    posterior.fit((x, x.mean((1, 2))), precision=1.0)
+    points = x[:1].clone().requires_grad_()
+    for function in (
+        lambda x: posterior.output_distribution(x).variance,
+        lambda x: posterior.sample_outputs(x, 3),
+    ):
+        assert torch.autograd.gradcheck(function, (points,), nondet_tol=1e-10)
+
+
 def test_outputs_of_classes_are_what_predictions_average_over():
     labels = (Y[:, 0] > 0.3).long() + (Y[:, 1] > 0.5)
     network = trained([2, 10, 3], X, lambda f: nn.functional.cross_entropy(f, labels), 400)
