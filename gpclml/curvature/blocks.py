@@ -8,6 +8,7 @@ from functools import cached_property, reduce
 from typing import Any, Literal, Self, cast
 
 import torch
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from typing_extensions import override
 
@@ -29,6 +30,7 @@ from gpclml.curvature.structure import (
     OutputCovariance,
     Precisions,
     Scale,
+    SoftmaxColumns,
     Structure,
     layer_of,
 )
@@ -46,9 +48,11 @@ __all__ = [
     "FunctionSpace",
     "FunctionSpaceCurvature",
     "Kronecker",
+    "LastSoftmax",
 ]
 
 _NUMBERS = 2**24  # of gradients of outputs in memory at a time
+_LARGE = 2000  # weights of a last layer from which its own way pays
 _DOUBLES = 2**20  # converted to float64 at a time, where rows are few
 
 
@@ -64,15 +68,28 @@ class Full(Structure):
     Note:
         Costs the cube of the smaller of P and N K, and N K P numbers in memory. Products of
         gradients are summed in float64: where noise is small, single precision loses what weakly
-        determined weights have.
+        determined weights have. A last layer of d inputs under a softmax of C classes, C d above
+        2,000 and N below half of it, costs C d³ + N² C d by Woodbury's identity.
     """
 
     form: Literal["smaller", "parameters", "samples"] = "smaller"
 
     @override
-    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> Block:
-        """The dense matrix of all parameters together; see :meth:`Structure.of`."""
-        return Block.from_gradients(dict(layer_gradients(module, x, cotangents)), self.form)
+    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> Curvature:
+        """The matrix of all parameters together; see :meth:`Structure.of`."""
+        columns: list[Tensor] = []
+
+        def noted(outputs: Tensor) -> Tensor:
+            columns.append(cotangents(outputs))
+            return columns[-1]
+
+        gradients = dict(layer_gradients(module, x, noted))
+        if isinstance(cotangents, SoftmaxColumns) and self.form == "smaller":
+            probabilities = cotangents.probabilities
+            block = LastSoftmax.from_gradients(gradients, columns[-1], probabilities)
+            if block is not None:
+                return block
+        return Block.from_gradients(gradients, self.form)
 
 
 @checked
@@ -264,6 +281,153 @@ class BlockCurvature(Curvature):
 
 
 @dataclass(frozen=True)
+class LastSoftmax(Curvature):
+    r"""The curvature of a last layer under a softmax, a block for each class less N products.
+
+    .. math:: H = \sum_n (\mathrm{diag}(p_n) - p_n p_n^\top) \otimes a_n a_n^\top = B - U U^\top
+
+    Woodbury's identity takes the N columns :math:`p_n \otimes a_n` of U from C blocks of the size
+    of the inputs.
+
+    Attributes:
+        weight: Name of its weight.
+        bias: Name of its bias, whose input is the last one; None without one.
+        inputs: a, ``(N, d)``, float64.
+        probabilities: p, ``(N, C)``, float64.
+    """
+
+    weight: str
+    bias: str | None
+    inputs: Tensor
+    probabilities: Tensor
+
+    @classmethod
+    def from_gradients(
+        cls, gradients: Mapping[str, Tensor | OuterProducts], columns: Tensor, p: Tensor
+    ) -> LastSoftmax | None:
+        """That of these gradients, if they are of a large last layer; else None."""
+        (weight, rows), *others = gradients.items()
+        if not isinstance(rows, OuterProducts) or len(rows.shape) != 4:
+            return None
+        if not torch.equal(rows.gradients, columns) or len(others) > 1:
+            return None
+        bias = others[0][0] if others else None
+        inputs = (
+            rows.inputs if bias is None else torch.nn.functional.pad(rows.inputs, (0, 1), value=1)
+        )
+        made = cls(weight, bias, inputs.double(), p.double())
+        return made if made._pays else None
+
+    @property
+    def _pays(self) -> bool:
+        size = self.probabilities.shape[1] * self.inputs.shape[1]
+        return size > _LARGE and 2 * len(self.inputs) < size
+
+    @property
+    def names(self) -> list[str]:
+        """Names of its parameters."""
+        return [name for name in (self.weight, self.bias) if name is not None]
+
+    def _roots(self, precisions: Precisions) -> Tensor:
+        """Prior standard deviations, ``(C, d)``."""
+        classes, width = self.probabilities.shape[1], self.inputs.shape[1]
+        inputs = width - (self.bias is not None)
+        roots = [precisions[self.weight].double().rsqrt().expand(classes, inputs)]
+        if self.bias is not None:
+            roots.append(precisions[self.bias].double().rsqrt().expand(classes).unsqueeze(-1))
+        return torch.cat(roots, dim=-1)
+
+    def _scaled(self, precisions: Precisions) -> tuple[Tensor, Tensor]:
+        """R A, ``(C, d, N)``, and R U, the same times probabilities."""
+        a = self._roots(precisions).unsqueeze(-1) * self.inputs.mT
+        return a, a * self.probabilities.mT.unsqueeze(1)
+
+    def _inner(self, products: Tensor, scale: Scale) -> Tensor:
+        """M = I - s Uᵀ (I + R B R)⁻¹ U from the products."""
+        # Under vague priors the difference from one is rounding, by which the diagonal is raised.
+        one = 1 + len(products) * torch.finfo(products.dtype).eps
+        eye = torch.eye(len(products), dtype=products.dtype, device=products.device)
+        return one * eye - scale * products
+
+    def _factors(self, precisions: Precisions, scale: Scale) -> tuple[Tensor, Tensor, Tensor]:
+        """Inverse factors of I + R B R, ``(C, d, d)``; L⁻¹ R U, ``(C, d, N)``; the factor of M."""
+        a, weighted = self._scaled(precisions)
+        eye = torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
+        factor = safe_cholesky(eye + scale * weighted @ a.mT)
+        inverse = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
+        seen = inverse @ weighted
+        flat = seen.flatten(0, 1)
+        return inverse, seen, safe_cholesky(self._inner(flat.mT @ flat, scale))
+
+    @override
+    def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
+        """From inverses of the blocks and of the matrix of the points; differentiable once."""
+        a, weighted = self._scaled(precisions)
+        eye = torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
+        blocks, inverse = _log_det_and_inverse(eye + scale * weighted @ a.mT)
+        products = weighted.flatten(0, 1).mT @ (inverse @ weighted).flatten(0, 1)
+        points, _ = _log_det_and_inverse(self._inner(products, scale))
+        return (blocks + points).to(precisions[self.weight].dtype)
+
+    @override
+    def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
+        # (I - V Vᵀ)⁻¹ is I + V M⁻¹ Vᵀ: the sum of two independent draws.
+        inverse, seen, inner = self._factors(precisions, scale)
+        normal = draw(count, *inverse.shape[:2]).double().permute(1, 2, 0)
+        other = draw(count, len(inner)).double().mT
+        moved = seen @ torch.linalg.solve_triangular(inner.mT, other, upper=True)
+        values = (inverse.mT @ (normal + scale**0.5 * moved)).permute(2, 0, 1)
+        values = (values * self._roots(precisions)).to(precisions[self.weight].dtype)
+        if self.bias is None:
+            return {self.weight: values}
+        return {self.weight: values[..., :-1], self.bias: values[..., -1]}
+
+    @override
+    @torch.no_grad()
+    def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
+        """From the same factors."""
+        inverse, seen, inner = self._factors(precisions, scale)
+        root = self._roots(precisions)
+
+        def covariance(gradients: Mapping[str, Any], together: int = 1) -> Tensor:
+            # Of outputs that are those of the layer each output has the inputs of its class.
+            a = gradients[self.weight].inputs.double()
+            a = a if self.bias is None else torch.nn.functional.pad(a, (0, 1), value=1)
+            solved = inverse @ (root.unsqueeze(-1) * a.mT)  # (C, d, N)
+            low = torch.linalg.solve_triangular(inner, seen.mT @ solved, upper=False)
+            size = together * len(solved)
+            blocks = _group_products(low.permute(1, 2, 0).flatten(1), size) * scale
+            own = solved.mT.unflatten(1, (-1, together))  # (C, groups, q, d)
+            per_class = (own @ own.mT).permute(1, 2, 3, 0)  # (groups, q, q, C)
+            view = blocks.unflatten(2, (together, -1)).unflatten(1, (together, -1))
+            view.diagonal(dim1=2, dim2=4).add_(per_class)
+            return blocks.to(gradients[self.weight].gradients)
+
+        return covariance
+
+    @override
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, LastSoftmax):
+            pairs = (self.inputs, other.inputs), (self.probabilities, other.probabilities)
+            joined = replace(self, inputs=torch.cat(pairs[0]), probabilities=torch.cat(pairs[1]))
+            return joined if joined._pays else joined.dense()
+        return self.dense() + other
+
+    def dense(self) -> Block:
+        """The same matrix as a block."""
+        p, chunks = self.probabilities, []
+        for a, q in zip(self.inputs.split(256), p.split(256), strict=True):
+            eye = torch.eye(q.shape[1], dtype=q.dtype, device=q.device)
+            columns = q.sqrt().unsqueeze(-1) * (eye - q.unsqueeze(-2))
+            inputs = a if self.bias is None else a[:, :-1]
+            rows: dict[str, Tensor | OuterProducts] = {self.weight: OuterProducts(columns, inputs)}
+            if self.bias is not None:
+                rows[self.bias] = columns
+            chunks.append(Block.from_gradients(rows))
+        return reduce(Block.__add__, chunks)
+
+
+@dataclass(frozen=True)
 class Block(Curvature):
     """A block as its rows, ``(N K, p)``, or as the product of these, ``(p, p)`` in float64."""
 
@@ -353,7 +517,8 @@ class Block(Curvature):
         return covariance
 
     @override
-    def __add__(self, other: Block) -> Block:
+    def __add__(self, other: Any) -> Any:
+        other = other.dense() if isinstance(other, LastSoftmax) else other
         if self.is_rows and other.is_rows:
             rows = torch.cat([self.matrix, other.matrix])
             few = len(rows) < rows.shape[1]
@@ -577,6 +742,22 @@ class FunctionSpaceCurvature(Curvature):
         raise UnsupportedError(
             "curvature", "a FunctionSpace over several batches", "one batch", "Use Full for a sum."
         )
+
+
+def _log_det_and_inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of log-determinants and inverses of ``(*batch, p, p)``, with their first derivatives.
+
+    By products alone: the derivative of a factor solves many small triangular systems, which takes
+    ten times as long in a batch.
+    """
+    constant = matrix.detach()
+    factor, info = torch.linalg.cholesky_ex(constant)
+    if bool(info.any()):
+        raise NotPSDError('A prior is too vague for Woodbury\'s identity: use Full("parameters").')
+    inverse = torch.cholesky_inverse(factor)
+    change = matrix - constant
+    log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum()
+    return log_det + (inverse * change).sum(), inverse - inverse @ change @ inverse
 
 
 def _check_numbers(precisions: Precisions, names: Sequence[str]) -> None:

@@ -177,10 +177,12 @@ class OutputLikelihood(ABC):
         moderation: The k with which predictions divide an output of variance v by
             :math:`\sqrt{1 + k v}`.
         regression: Whether targets are real numbers, which have units.
+        classes: Number of classes of a softmax; 0 for others.
     """
 
     moderation: float = math.pi / 8
     regression: bool = False
+    classes: int = 0
 
     @abstractmethod
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
@@ -424,7 +426,7 @@ class _Softmax(OutputLikelihood):
     """A softmax; of one output f and two classes that of (0, f), the logistic function."""
 
     def __init__(self, num_classes: int) -> None:
-        self._num_classes = num_classes
+        self.classes = num_classes
 
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
         if self._is_binary(outputs) and tuple(target.shape) == tuple(outputs.shape):
@@ -434,15 +436,15 @@ class _Softmax(OutputLikelihood):
             expected = f"numbers of classes, ({len(outputs)},)"
             raise ShapeError("target", tuple(target.shape), expected, suggestion)
         _check_shape(target, (len(outputs),))
-        if outputs.shape[-1] != self._num_classes and not self._is_binary(outputs):
-            expected = f"{self._num_classes}, as the likelihood's num_classes"
+        if outputs.shape[-1] != self.classes and not self._is_binary(outputs):
+            expected = f"{self.classes}, as the likelihood's num_classes"
             raise ShapeError("network", f"{outputs.shape[-1]} outputs", expected)
-        expected = f"integers from 0 to {self._num_classes - 1}, as SoftmaxLikelihood has classes"
+        expected = f"integers from 0 to {self.classes - 1}, as SoftmaxLikelihood has classes"
         binary = self._is_binary(outputs) and bool(((target == 0) | (target == 1)).all())
         inexact = target.is_floating_point() or target.is_complex() or target.dtype == torch.bool
         if inexact and not binary:
             raise ArgumentError("target", target.dtype, expected)
-        if int(target.min()) < 0 or int(target.max()) >= self._num_classes:
+        if int(target.min()) < 0 or int(target.max()) >= self.classes:
             got = f"{target.dtype} from {target.min().item()} to {target.max().item()}"
             raise ArgumentError("target", got, expected)
         outputs = self._logits(outputs)
@@ -473,7 +475,7 @@ class _Softmax(OutputLikelihood):
         return torch.nn.functional.pad(outputs, (int(self._is_binary(outputs)), 0))
 
     def _is_binary(self, outputs: Tensor) -> bool:
-        return self._num_classes == 2 and outputs.shape[-1] == 1
+        return self.classes == 2 and outputs.shape[-1] == 1
 
 
 class _Logistic(_Softmax):

@@ -16,7 +16,13 @@ from gpytorch.likelihoods import (
 )
 from torch import Tensor
 
-from gpclml.curvature.blocks import Block, BlockCurvature, DiagonalCurvature, Factors
+from gpclml.curvature.blocks import (
+    Block,
+    BlockCurvature,
+    DiagonalCurvature,
+    Factors,
+    LastSoftmax,
+)
 from gpclml.curvature.layers import Products
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.curvature.structure import Curvature
@@ -34,6 +40,7 @@ _PARTS: dict[str, tuple[Any, ...]] = {  # arguments of the constructors, which a
     "DiagonalCurvature": (DiagonalCurvature, "diagonal"),
     "BlockCurvature": (BlockCurvature, "blocks"),
     "Block": (Block, "shapes", "is_rows", "matrix"),
+    "LastSoftmax": (LastSoftmax, "weight", "bias", "inputs", "probabilities"),
     "Factors": (Factors, "weight", "bias", "gradients", "inputs", "count", "shape"),
     "Products": (Products, "values", "is_rows"),
 }

@@ -23,6 +23,7 @@ __all__ = [
     "OutputCovariance",
     "Precisions",
     "Scale",
+    "SoftmaxColumns",
     "Structure",
     "call_with",
     "check_cotangents",
@@ -39,6 +40,20 @@ __all__ = [
 
 Cotangents = Callable[[Tensor], Tensor]
 """Maps outputs ``(N, C)`` to columns of their curvature, ``(N, K, C)``."""
+
+
+class SoftmaxColumns:
+    """Columns of the curvature of a softmax, as :data:`Cotangents`, and its probabilities."""
+
+    def __init__(self, columns: Cotangents) -> None:
+        self._columns = columns
+        self.probabilities: Tensor = torch.zeros(())
+
+    def __call__(self, outputs: Tensor) -> Tensor:
+        """Columns of the curvature of outputs, ``(N, C, C)``."""
+        self.probabilities = outputs.softmax(-1)
+        return self._columns(outputs)
+
 
 _DROPOUT = torch.nn.modules.dropout._DropoutNd
 _BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm

@@ -25,7 +25,7 @@ from gpclml.curvature.output_likelihoods import (
     output_column,
     output_likelihood,
 )
-from gpclml.curvature.structure import Precisions
+from gpclml.curvature.structure import Precisions, SoftmaxColumns
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.inference import evaluating
 from gpclml.inference.observations import Road
@@ -325,7 +325,9 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
                 return columns[:, [drawn]]
             return output_column(columns, drawn)
 
-        curvature = self.curvature.of(self.model.network, points, cotangents)
+        whole = self.hessian == "ggn" and self.outputs == "all"
+        made = SoftmaxColumns(cotangents) if whole and likelihood.classes > 2 else cotangents
+        curvature = self.curvature.of(self.model.network, points, made)
         return LaplaceEvidence(self, cast(Tensor, mean), target, curvature, copies)
 
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from gpclml import (
     LinearizedNetwork,
     fit_mll,
 )
+from gpclml.curvature import Full
 from gpclml.errors import (
     ArgumentError,
     NonFiniteError,
@@ -213,6 +214,37 @@ def test_outputs_of_classes_are_what_predictions_average_over():
     draws = torch.softmax(posterior.sample_outputs(NEW, 20_000, seed=0), -1).mean(0)
     probs = posterior.predict(NEW, "draws", draws=20_000, seed=1).probs
     torch.testing.assert_close(draws, probs, atol=0.02, rtol=0)
+
+
+def test_a_large_last_layer_by_woodburys_identity():
+    """Of many classes the full posterior is computed without its matrix, and is the same."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 60)).double()
+    x, y = torch.randn(30, 3, dtype=torch.float64), torch.arange(30)
+    data = [(x[:10], y[:10]), (x[10:], y[10:])]
+    posterior, dense = (
+        Laplace(network, "classification", structure=structure, by="parameter").fit(
+            data, precision=0.7
+        )
+        for structure in ("full", Full("parameters"))
+    )
+    assert posterior.log_evidence == pytest.approx(dense.log_evidence, abs=1e-9)
+    numbers = torch.tensor([0.3, 5.0], dtype=torch.float64, requires_grad=True)
+    values = [p.log_marginal_likelihood(numbers) for p in (posterior, dense)]
+    slopes = [torch.autograd.grad(value, numbers)[0] for value in values]
+    torch.testing.assert_close(*values, rtol=1e-11, atol=0)
+    torch.testing.assert_close(*slopes, rtol=1e-9, atol=0)
+    for joint in (False, True):
+        pairs = [p.output_distribution(x[:3], joint).covariance_matrix for p in (posterior, dense)]
+        torch.testing.assert_close(*pairs, rtol=1e-9, atol=1e-12)
+    draws = posterior.sample_outputs(x[:2], 4000, seed=0).flatten(1)
+    size = pairs[1].diagonal()[:120].sqrt()
+    error = (torch.cov(draws.mT) - pairs[1][:120, :120]) / torch.outer(size, size)
+    assert float(error.abs().max()) < 0.12
+    again = pickle.loads(pickle.dumps(posterior))
+    assert torch.equal(again.predict(x).probs, posterior.predict(x).probs)
+    one_batch = Laplace(network, "classification", structure="full").fit((x, y), precision=0.7)
+    assert one_batch.log_evidence == pytest.approx(posterior.log_evidence, abs=1e-9)
 
 
 def test_as_a_model_of_botorch():
