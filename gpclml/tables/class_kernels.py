@@ -38,7 +38,14 @@ class AdditiveMatern(Kernel):
 
     has_lengthscale = True
 
-    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
+    def forward(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool = False,
+        last_dim_is_batch: bool = False,
+        **params: Any,
+    ) -> Tensor:
         """The covariances of rows ``(*batch, n, d)`` and ``(*batch, m, d)``, or a diagonal."""
         scale = math.sqrt(3) / cast(Tensor, self.lengthscale)
         x1, x2 = x1 * scale, x2 * scale

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-_KIND = "gpclml.Classifier"
+_KIND, _MODELS_KIND = "gpclml.Classifier", "gpclml.ClassModels"
 _REACH = 2.0  # ranges of a column that new values may be away from those of the training rows
 
 assert issubclass(ClassifierMixin, Scored)
@@ -114,6 +114,33 @@ class ClassModels:
         """Of each class at points ``(m, d)``, NaN where missing: ``(classes, m)``."""
         x = within_reach(x, self.x, _REACH)
         return averaged_values(self._average, x, self.x, self.categories, self.seed)
+
+    def unknown_inputs(self, x: Tensor) -> Tensor:
+        """Which inputs of points are missing or of a level that no training row has, ``(m, d)``."""
+        return unknown_inputs(x, self.x, self.categories)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the models to one file, without pickled objects."""
+        write_checkpoint(path, _MODELS_KIND, {"models": self.__getstate__()})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> ClassModels:
+        """Reads models that :meth:`save` wrote."""
+        content = read_checkpoint(path, _MODELS_KIND, "cpu", {"models": dict})
+        return cls.restored(content["models"], path)
+
+    @classmethod
+    def restored(cls, state: dict[str, Any], path: str | os.PathLike[str]) -> ClassModels:
+        """The models of a state that was read from a file."""
+        made = object.__new__(cls)
+        try:
+            made.__setstate__(state)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise DataError(
+                f"path: {path} cannot be restored ({type(error).__name__}: {error}). Restore a "
+                "copy of it, or save the estimator again."
+            ) from error
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         # GPyTorch's priors and constraints hold functions that other processes cannot be sent.
@@ -320,9 +347,8 @@ class Classifier(ClassifierMixin, TableEstimator):
                 that. Probabilities are averages over what it may be.
         """
         check_is_fitted(self)
-        models = self.models_
-        x = self._new_inputs(X, lambda x: unknown_inputs(x, models.x, models.categories))
-        return models.probabilities(x).T.numpy()
+        x = self._new_inputs(X, self.models_.unknown_inputs)
+        return self.models_.probabilities(x).T.numpy()
 
     def predict(self, X: ArrayLike | pandas.DataFrame) -> NDArray[Any]:
         """The labels of the most probable classes, ``(m,)``.
@@ -363,14 +389,7 @@ class Classifier(ClassifierMixin, TableEstimator):
         content = read_checkpoint(path, _KIND, "cpu", required)
         made = cls._from_stored(content, path)
         made.classes_ = np.array(content["classes"], dtype=content["dtype"])
-        made.models_ = object.__new__(ClassModels)
-        try:
-            made.models_.__setstate__(content["models"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise DataError(
-                f"path: {path} cannot be restored ({type(error).__name__}: {error}). Restore a "
-                "copy of it, or save the estimator again."
-            ) from error
+        made.models_ = ClassModels.restored(content["models"], path)
         return made
 
 
