@@ -29,7 +29,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from benchmarks.tables.large_methods import VariationalGP
 from benchmarks.tables.peers import Peer
 from benchmarks.tables.scores import Array
-from gpclml import ConditionalMarginalLogLikelihood, KFold, LastPoints, fit_mll
+from gpclml import Classifier, ConditionalMarginalLogLikelihood, KFold, LastPoints, fit_mll
 from gpclml.conditioning import Conditioning
 from gpclml.likelihoods import LogisticLikelihood, LogPoissonLikelihood, TargetPrediction
 from gpclml.models import GPClassification, GPCounts, LatentGP
@@ -126,6 +126,10 @@ def _catboost(task: Task) -> Any:
     return CatBoostClassifier(
         random_seed=task.seed, thread_count=1, verbose=False, allow_writing_files=False
     )
+
+
+def _ours_of_tables(task: Task) -> Any:
+    return Classifier(random_state=task.seed)
 
 
 def _sklearn_gp(task: Task) -> Any:
@@ -320,6 +324,7 @@ COUNT_PEERS: Mapping[str, Peer] = {
 CLASS_METHODS: Mapping[str, Peer] = {
     **_ours(_classes),
     "matern-logit": Peer("matern, logistic", _gp(_classes, "matern", LogisticLikelihood)),
+    "classifier": Peer("gpclml.Classifier", _classifier(_ours_of_tables)),
     **CLASS_PEERS,
 }
 """This library's methods for classes, then those."""

@@ -13,7 +13,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel, ScaleKer
 from gpytorch.likelihoods import BernoulliLikelihood, Likelihood
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.models import ExactGP
-from gpytorch.priors import LogNormalPrior, NormalPrior
+from gpytorch.priors import LogNormalPrior, MultivariateNormalPrior, NormalPrior
 from torch import Tensor
 
 from gpclml._utils.arguments import check_placement, checked, seeded
@@ -258,13 +258,17 @@ class _StandardizedLatentGP(LatentGP):
         return value if path.endswith(("outputscale", "constant")) else value * torch.nan
 
 
-def add_latent_priors(kernel: Kernel, x: Tensor, scale: float = 4.0) -> None:
+def add_latent_priors(
+    kernel: Kernel, x: Tensor, scale: float = 4.0, spread: float | None = None
+) -> None:
     """Gives scales and lengthscales of a kernel weak priors, and the scales a start.
 
     Args:
         kernel: Of standardized inputs; kernels by name have them already.
         x: The inputs, for their type and number of columns.
         scale: Start of the variance of latent values, around which its prior is.
+        spread: Deviation of the logarithms of the lengthscales of a kernel around a common one,
+            which has the weak prior; None gives it to each of them.
     """
     for module in scales_of(kernel):
         if isinstance(module, ScaleKernel):
@@ -276,8 +280,19 @@ def add_latent_priors(kernel: Kernel, x: Tensor, scale: float = 4.0) -> None:
     around = _LOG_LENGTHSCALE + 0.5 * math.log(x.shape[-1])
     for module in kernel.modules():
         if isinstance(module, RBFKernel | MaternKernel | RQKernel):
-            prior = LogNormalPrior(around, _LENGTHSCALE_DEVIATION).to(x)
-            module.register_prior("lengthscale_prior", prior, "lengthscale")
+            if spread is None:
+                prior = LogNormalPrior(around, _LENGTHSCALE_DEVIATION).to(x)
+                module.register_prior("lengthscale_prior", prior, "lengthscale")
+                continue
+            mean = torch.full_like(x[0], around)
+            shared = torch.full_like(mean, _LENGTHSCALE_DEVIATION**2)
+            covariance = shared + spread**2 * torch.eye(len(mean)).to(x)
+            prior = MultivariateNormalPrior(mean, covariance)
+            module.register_prior("lengthscale_prior", prior, _log_lengthscale)
+
+
+def _log_lengthscale(kernel: Kernel) -> Tensor:
+    return cast(Tensor, kernel.lengthscale).log().squeeze(-2)
 
 
 class GPClassification(_StandardizedLatentGP):

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 import pandas
 import torch
-from gpytorch.constraints import GreaterThan
-from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from joblib import Parallel, delayed, effective_n_jobs
 from scipy.optimize import minimize_scalar
 from sklearn.base import ClassifierMixin
@@ -34,9 +32,10 @@ from gpclml.errors import ArgumentError, DataError, NonFiniteError, UnknownNameE
 from gpclml.fit import FitWarning, fit_mll
 from gpclml.inference import training_observations
 from gpclml.inference.laplace import LatentCovariance
+from gpclml.likelihoods import LogisticLikelihood, TargetPrediction
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import GPClassification
-from gpclml.models.latent import add_latent_priors
+from gpclml.tables.class_kernels import AVERAGED, KERNELS, class_kernel
 from gpclml.tables.estimator import (
     STORED,
     Scored,
@@ -51,21 +50,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-_KIND = "gpclml.Classifier"
+_KIND, _MODELS_KIND = "gpclml.Classifier", "gpclml.ClassModels"
 _REACH = 2.0  # ranges of a column that new values may be away from those of the training rows
-_LEAST_LENGTHSCALE = 1e-3  # in deviations of a column, as named kernels have it
-_SHAPE_START = 3.0  # of the rational quadratic, near the RBF
-
-_STATIONARY: Mapping[str, Callable[..., Kernel]] = {
-    "rbf": RBFKernel,
-    "matern32": partial(MaternKernel, 1.5),
-    "matern52": partial(MaternKernel, 2.5),
-    "rq": RQKernel,
-    "linear_rbf": RBFKernel,
-}
-KERNELS = tuple(_STATIONARY)
-"""Kernels of the models that a :class:`Classifier` averages, by name."""
-
 
 assert issubclass(ClassifierMixin, Scored)
 
@@ -129,6 +115,33 @@ class ClassModels:
         x = within_reach(x, self.x, _REACH)
         return averaged_values(self._average, x, self.x, self.categories, self.seed)
 
+    def unknown_inputs(self, x: Tensor) -> Tensor:
+        """Which inputs of points are missing or of a level that no training row has, ``(m, d)``."""
+        return unknown_inputs(x, self.x, self.categories)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the models to one file, without pickled objects."""
+        write_checkpoint(path, _MODELS_KIND, {"models": self.__getstate__()})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> ClassModels:
+        """Reads models that :meth:`save` wrote."""
+        content = read_checkpoint(path, _MODELS_KIND, "cpu", {"models": dict})
+        return cls.restored(content["models"], path)
+
+    @classmethod
+    def restored(cls, state: dict[str, Any], path: str | os.PathLike[str]) -> ClassModels:
+        """The models of a state that was read from a file."""
+        made = object.__new__(cls)
+        try:
+            made.__setstate__(state)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise DataError(
+                f"path: {path} cannot be restored ({type(error).__name__}: {error}). Restore a "
+                "copy of it, or save the estimator again."
+            ) from error
+        return made
+
     def __getstate__(self) -> dict[str, Any]:
         # GPyTorch's priors and constraints hold functions that other processes cannot be sent.
         states = {
@@ -154,21 +167,22 @@ class ClassModels:
                 model.load_state_dict(state)
 
     def _average(self, x: Tensor) -> Tensor:
-        def margins(model: GPClassification) -> Tensor:
-            prediction = model.predict(x, progress=False)
-            return prediction.latent_mean / (1 + prediction.latent_variance).sqrt()
+        predict = partial(GPClassification.predict, x=x, progress=False)
+        return (self.power * self._log_odds(predict)).softmax(1).mean(0)
 
-        return (self.power * self._log_odds(margins)).softmax(1).mean(0)
+    def _log_odds(self, predict: Callable[[GPClassification], TargetPrediction]) -> Tensor:
+        """Logarithms of numbers in proportion to probabilities, ``(kernels, classes, m)``."""
 
-    def _log_odds(self, margins: Callable[[GPClassification], Tensor]) -> Tensor:
-        """Logarithms of numbers in proportion to probabilities, ``(kernels, classes, m)``.
+        def of_model(model: GPClassification) -> Tensor:
+            prediction = predict(model)
+            zeros = torch.zeros_like(prediction.latent_mean)
+            # Both by quadrature: 1 - p of a probability p near 1 has no digits.
+            return prediction.log_prob(zeros + 1) - prediction.log_prob(zeros)
 
-        ``margins`` gives normal quantiles of the probabilities of a model.
-        """
-        z = torch.stack([torch.stack([*map(margins, models)]) for models in self.models.values()])
-        log_odds = torch.special.log_ndtr(z) - torch.special.log_ndtr(-z)
+        every = [torch.stack([*map(of_model, models)]) for models in self.models.values()]
+        log_odds = torch.stack(every)
         # Of two classes each model says the odds of one to the other.
-        return log_odds if z.shape[1] > 1 else torch.cat([-log_odds, log_odds], 1) / 2
+        return log_odds if log_odds.shape[1] > 1 else torch.cat([-log_odds, log_odds], 1) / 2
 
     def _fit_power(self) -> None:
         """The power under which each training row is predicted best from the others."""
@@ -184,32 +198,14 @@ class ClassModels:
 
 
 @torch.no_grad()
-def _left_out(model: GPClassification) -> Tensor:
-    """Normal quantiles of probabilities of class 1 at the training rows, each given the others.
-
-    It is the cavity of expectation propagation that says them.
-    """
+def _left_out(model: GPClassification) -> TargetPrediction:
+    """Predictions of the training rows, each given the others: the cavities of the sites."""
     sites = cast(LatentCovariance, training_observations(model).covariance).sites
-    return sites.cavity_mean / (1 + sites.cavity_variance).sqrt()
+    return TargetPrediction(model.likelihood, sites.cavity_mean, sites.cavity_variance)
 
 
 def _untrained(name: str, x: Tensor, y: Tensor) -> GPClassification:
-    """The model of a kernel, with weak priors and a lengthscale for each input."""
-    d = x.shape[-1]
-    bound = GreaterThan(_LEAST_LENGTHSCALE)
-    base = _STATIONARY[name](ard_num_dims=d, lengthscale_constraint=bound)
-    base.initialize(lengthscale=math.sqrt(d))
-    if isinstance(base, RQKernel):
-        base.initialize(alpha=_SHAPE_START)
-    kernel: Kernel = ScaleKernel(base)
-    if name == "linear_rbf":
-        linear = LinearKernel()
-        linear.variance = 1 / d  # so that the scale is that of latent values, and has its prior
-        linear.raw_variance.requires_grad_(False)
-        kernel = ScaleKernel(linear) + kernel
-    kernel = kernel.to(x)
-    add_latent_priors(kernel, x)
-    return GPClassification(x, y, kernel)
+    return GPClassification(x, y, class_kernel(name, x), likelihood=LogisticLikelihood())
 
 
 def _fitted_state(
@@ -235,9 +231,11 @@ class Classifier(ClassifierMixin, TableEstimator):
 
     It takes arrays and data frames as :class:`Regressor` does, with the same rules for categories,
     missing values, codes such as -999 and wild cells, and labels of any type. Probabilities are the
-    plain average of those of up to five :class:`~gpclml.models.GPClassification`, fitted by the
-    Laplace approximation of their marginal likelihoods with weak priors. Each has a lengthscale for
-    each input.
+    plain average of those of three :class:`~gpclml.models.GPClassification` with logistic
+    likelihoods: of a linear function, of a sum of functions of single columns, and of a rough
+    function of all columns (Matern of 1/2). They are fitted by the Laplace approximation of their
+    marginal likelihoods, with weak priors; lengthscales of a Matern or RBF kernel are shrunk
+    towards a common one.
 
     With more than two classes there is a model of each against the others. Given that exactly one
     of them is right, classes have probabilities in proportion to their odds. The odds are raised to
@@ -245,8 +243,9 @@ class Classifier(ClassifierMixin, TableEstimator):
     classes are too cautious.
 
     Args:
-        kernels: Names of the kernels; None for all: "rbf", "matern32", "matern52" (Matern of 3/2
-            and 5/2), "rq" (rational quadratic) and "linear_rbf" (a linear function and RBF).
+        kernels: Names of the kernels, of "linear", "additive" (a sum of Matern kernels of 3/2, one
+            for each column), "matern12", "matern32", "matern52" (Matern of 1/2, 3/2 and 5/2) and
+            "rbf"; None for the first three.
         max_rows: Largest number of training rows. If there are more, so many are drawn at random,
             with the shares of the classes, and a warning. None for all.
         n_jobs: Number of processes that fit models, as joblib takes it; None for one.
@@ -277,7 +276,7 @@ class Classifier(ClassifierMixin, TableEstimator):
         >>> from sklearn.datasets import load_breast_cancer
         >>> from gpclml import Classifier
         >>> x, y = load_breast_cancer(return_X_y=True, as_frame=True)
-        >>> classifier = Classifier(["rbf", "linear_rbf"]).fit(x[:80], y[:80])
+        >>> classifier = Classifier(["linear", "rbf"]).fit(x[:80], y[:80])
         >>> probabilities = classifier.predict_proba(x[80:])
     """
 
@@ -348,9 +347,8 @@ class Classifier(ClassifierMixin, TableEstimator):
                 that. Probabilities are averages over what it may be.
         """
         check_is_fitted(self)
-        models = self.models_
-        x = self._new_inputs(X, lambda x: unknown_inputs(x, models.x, models.categories))
-        return models.probabilities(x).T.numpy()
+        x = self._new_inputs(X, self.models_.unknown_inputs)
+        return self.models_.probabilities(x).T.numpy()
 
     def predict(self, X: ArrayLike | pandas.DataFrame) -> NDArray[Any]:
         """The labels of the most probable classes, ``(m,)``.
@@ -391,21 +389,14 @@ class Classifier(ClassifierMixin, TableEstimator):
         content = read_checkpoint(path, _KIND, "cpu", required)
         made = cls._from_stored(content, path)
         made.classes_ = np.array(content["classes"], dtype=content["dtype"])
-        made.models_ = object.__new__(ClassModels)
-        try:
-            made.models_.__setstate__(content["models"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise DataError(
-                f"path: {path} cannot be restored ({type(error).__name__}: {error}). Restore a "
-                "copy of it, or save the estimator again."
-            ) from error
+        made.models_ = ClassModels.restored(content["models"], path)
         return made
 
 
 def _checked_kernels(kernels: Sequence[str] | None) -> list[str]:
     """Names of the kernels, each once, in the order in which all are listed."""
     if kernels is None:
-        return list(KERNELS)
+        return list(AVERAGED)
     for name in (kernels,) if isinstance(kernels, str) else kernels:
         if name not in KERNELS:
             raise UnknownNameError("kernels", name, KERNELS)

@@ -87,6 +87,13 @@ def _run_options(
             "not tell whether 1.234 is more than a thousand."
         ),
     ] = "",
+    task: Annotated[
+        str,
+        typer.Option(
+            help="regression or classification. If not given, that of the target: texts, true and "
+            "false, and two different values are classes."
+        ),
+    ] = "",
     time_column: Annotated[
         str | None,
         typer.Option(
@@ -103,7 +110,9 @@ def _run_options(
     dropped, grouped, absent = (
         tuple(dict.fromkeys(names or ())) for names in (drop, categories, missing)
     )
-    table = TableOptions(data, target, rows, seed, dropped, grouped, absent, time_column, decimal)
+    table = TableOptions(
+        data, target, rows, seed, dropped, grouped, absent, time_column, decimal, task
+    )
     recipe = Recipe(model, objective, seed, steps, restarts, time_budget)
     return RunOptions(table, recipe, out, models)
 
@@ -154,7 +163,8 @@ def compare(
 
     Sets a fifth of the rows aside for testing (1000 at most; random rows, or the latest by
     --time-column), fits each model to the others, says which one to use, and writes a page and the
-    fitted models. After Ctrl-C the same command goes on from the fitted models.
+    fitted models. After Ctrl-C the same command goes on from the fitted models. A target of classes
+    is predicted by an average of GP classifiers, beside logistic regression and trees.
     """
     from gpclml.errors import ArgumentError
 
@@ -175,7 +185,8 @@ def fit(
     model: Annotated[
         str,
         typer.Option(
-            help="stack, a calibrated mixture of GPs; or one: linear, rbf, rq, matern, sm, deep."
+            help="stack, a calibrated mixture of GPs; or one: linear, rbf, rq, matern, sm, deep. "
+            "A target of classes has an average of GP classifiers, and no others."
         ),
     ] = "stack",
     time_budget: Annotated[
@@ -203,7 +214,10 @@ def predict(
     ] = Path("predictions.csv"),
     quiet: Quiet = False,
 ) -> None:
-    """Predict the rows of a table: mean, standard deviation and 90 % interval of each."""
+    """Predict the rows of a table: mean, standard deviation and 90 % interval of each.
+
+    Of a target of classes: the most probable class, and the probability of each.
+    """
     with errors_as_text():
         from gpclml.tables.fitting import predict_table
 

@@ -16,6 +16,7 @@ from gpclml.errors import UnknownNameError
 from gpclml.evaluation import score_models
 from gpclml.evaluation.comparison import failed_fits
 from gpclml.models import GPRegression
+from gpclml.tables.comparing_classes import ClassReport, compare_classes
 from gpclml.tables.data import TableData, read_table_data
 from gpclml.tables.fitting import (
     MODEL_FILE,
@@ -41,7 +42,7 @@ from gpclml.tables.predictions import (
     prediction_scores,
     yardsticks,
 )
-from gpclml.tables.recipes import MODELS, Recipe
+from gpclml.tables.recipes import CLASSIFIER, MODELS, Recipe
 from gpclml.tables.terminal import (
     INTERRUPTED,
     FitError,
@@ -52,16 +53,19 @@ from gpclml.tables.terminal import (
     warned,
 )
 
-_PAGE = "index.html"
+PAGE = "index.html"
+"""The page of a report."""
 
 
-def compare_table(options: RunOptions, quiet: bool = False) -> Report:
+def compare_table(options: RunOptions, quiet: bool = False) -> Report | ClassReport:
     """Fits models of a table, compares them and writes the report, which it returns.
 
     Each model is saved in the work folder as soon as it is fitted. If the run is interrupted, the
     next run takes the models from there that it would fit in the same way from the same data.
     """
     data = read_table_data(options.table, tests=True)
+    if data.classes:
+        return compare_classes(options, data, quiet)
     models, notes = default_models(*data.train[0].shape)
     if options.models is not None:
         models, notes = options.models, ()
@@ -92,7 +96,7 @@ def compare_table(options: RunOptions, quiet: bool = False) -> Report:
             f"continues from there; with --models {','.join(kept)} it compares only these.",
         )
         raise typer.Exit(INTERRUPTED) from None
-    give(*report_text(report), "", f"Report: {options.out / _PAGE}")
+    give(*report_text(report), "", f"Report: {options.out / PAGE}")
     return report
 
 
@@ -109,7 +113,7 @@ def _fit_all(
         for name, recipe in recipes.items()
     }
     # Models of other recipes or data would be taken for those of this report.
-    for name in MODELS:
+    for name in (*MODELS, CLASSIFIER):
         if kept.get(name) is None:
             shutil.rmtree(folder / "models" / name, ignore_errors=True)
     saved: dict[str, SavedModel] = {}
@@ -174,7 +178,7 @@ def make_report(
 def write_report(folder: Path, report: Report, saved: Mapping[str, SavedModel]) -> None:
     """Writes the page, and last the record, beside the saved models."""
     # Names of files may have bytes that are no UTF-8.
-    (folder / _PAGE).write_bytes(page_of(report).encode("utf-8", "backslashreplace"))
+    (folder / PAGE).write_bytes(page_of(report).encode("utf-8", "backslashreplace"))
     files = [f"models/{name}/{file}" for name in saved for file in (MODEL_FILE, "model.json")]
     models = {
         str(name): _without_nan(line) | _test_scores(report.scores[str(name)])
@@ -199,7 +203,7 @@ def write_report(folder: Path, report: Report, saved: Mapping[str, SavedModel]) 
         "packages": package_versions(),
         "made": report.made,
     }
-    write_record(folder, "report", content, [_PAGE, *files])
+    write_record(folder, "report", content, [PAGE, *files])
 
 
 def _test_scores(scores: PredictionScores) -> dict[str, Any]:

@@ -34,7 +34,11 @@ from gpclml.tables.reading import read_table
 LEAST_TRAINED, LEAST_TESTED = 20, 5
 """Numbers of rows to train and to test on, below which a command refuses a table."""
 
+TASKS = ("regression", "classification")
+"""What a command may take a target for."""
+
 _SHARE, _MOST_TESTED = 0.2, 1000
+_MOST_CLASSES = 20  # each has a model of its own
 _PLURALS = {
     "boolean": "true and false", "date": "dates", "category": "texts", "other": "lists or objects",
 }  # fmt: skip
@@ -60,8 +64,11 @@ class TableOptions:
     missing: tuple[str, ...] = ()
     time_column: str | None = None
     decimal: str = ""
+    task: str = ""  # if empty, that of the target's values
 
     def __post_init__(self) -> None:
+        if self.task and self.task not in TASKS:
+            raise UnknownNameError("--task", self.task, TASKS)
         if self.decimal not in ("", ".", ","):
             raise ArgumentError("--decimal", repr(self.decimal), "a point or a comma")
         for text in self.missing:
@@ -74,7 +81,8 @@ class TableData:
     """Training and test rows of a table, and notes on them.
 
     ``train`` has no missing inputs: they are replaced by their expectations. ``decimal`` is the
-    decimal mark.
+    decimal mark. ``classes`` has the labels of a classification, whose targets are numbers of
+    these from 0 on; it is empty for a regression.
     """
 
     options: TableOptions
@@ -84,6 +92,7 @@ class TableData:
     train: Rows
     test: Rows
     notes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
 
     @property
     def made_from(self) -> dict[str, Any]:
@@ -105,14 +114,19 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
             f"{options.data} has one column only, {name!r}. Give a table of a target and inputs, "
             "their names and values separated by comma, semicolon, tab or bar."
         )
-    targets = read_targets(table, options.target)
+    classes: tuple[str, ...] = ()
+    if task_of(table, options) == "classification":
+        targets, classes = read_classes(table, options.target)
+    else:
+        targets = read_targets(table, options.target)
     kinds = _kinds(table, options)
     # A copy among the test rows, as by oversampling or a join, would be predicted from its training
     # row, and a copy among the training rows says nothing new.
     known = (~targets.isnan()).numpy()
     copied = np.zeros(len(table), dtype=bool)
     inputs = fit_inputs(table.iloc[known], kinds).encode(table.iloc[known])
-    copied[known] = copied_rows(inputs, targets.numpy()[known])
+    if not classes:  # of few different inputs, equal rows of a class are rows of their own
+        copied[known] = copied_rows(inputs, targets.numpy()[known])
     decimal, amounts = (table.attrs.get(name, "") for name in ("decimal", "amounts"))
     table, targets = table.iloc[~copied], targets[torch.from_numpy(~copied)]
     if options.time_column == options.target:
@@ -125,6 +139,7 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
     encoding = _fit_encoding(train_table, kinds, options)
     x, test_x = (torch.from_numpy(encoding.encode(rows)) for rows in (train_table, test_table))
     y, test_y = targets[train], targets[test]
+    _check_classes(classes, y, options.target)
     # Test inputs stay missing, as those of new rows are.
     train_x = filled(x, encoding.categories, options.seed)
     notes = (
@@ -132,10 +147,12 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
         *_notes_on_columns(encoding, x, amounts),
         *(_notes_on_time(options.time_column, encoding, table, times, test) if tests else ()),
         *encoding.notes,
-        *_notes_on_targets(options.target, y),
+        *(_notes_on_classes(options, classes, y) if classes else ()),
+        *(() if classes else _notes_on_targets(options.target, y)),
     )
     checksum = hashlib.sha256(options.data.read_bytes()).hexdigest()
-    return TableData(options, checksum, decimal, encoding, (train_x, y), (test_x, test_y), notes)
+    rows = (train_x, y), (test_x, test_y)
+    return TableData(options, checksum, decimal, encoding, *rows, notes, classes)
 
 
 def _kinds(table: pandas.DataFrame, options: TableOptions) -> dict[str, Kind]:
@@ -193,6 +210,42 @@ def _fit_encoding(
 _OTHER_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}(?:[T ].*)?$")
 
 
+def task_of(table: pandas.DataFrame, options: TableOptions) -> str:
+    """The task that is asked for, else that of the values: texts and two values are classes."""
+    if options.task or options.target not in table.columns:
+        return options.task
+    column = column_of(table, options.target)
+    kind, count = kind_of(column, _IF_MIXED), column.nunique()
+    has_labels = kind == "boolean" or (kind == "category" and count <= _MOST_CLASSES)
+    return TASKS[has_labels or (kind == "number" and count == 2)]
+
+
+def read_classes(table: pandas.DataFrame, target: str) -> tuple[Tensor, tuple[str, ...]]:
+    """The number of each row's class, NaN where missing, in float64; and the labels, sorted."""
+    if target not in table.columns:
+        raise UnknownNameError("target", target, map(str, table.columns))
+    column = column_of(table, target)
+    kind = kind_of(column, _IF_MIXED)
+    texts = texts_of(pandas.Series(numbers_of(column, kind)) if kind == "number" else column)
+    labels = sorted({text for text in texts if text is not None})
+    if kind == "number":
+        labels.sort(key=float)
+    if not 2 <= len(labels) <= _MOST_CLASSES:
+        got = f"{len(labels)} different value{'' if len(labels) == 1 else 's'}"
+        suggestion = "Name another column, or pass --task regression to predict numbers."
+        raise ArgumentError(f"target {target!r}", got, f"2 to {_MOST_CLASSES} classes", suggestion)
+    numbers = pandas.Series(texts).map({label: number for number, label in enumerate(labels)})
+    return torch.from_numpy(numbers.to_numpy(np.float64)), tuple(labels)
+
+
+def _check_classes(classes: tuple[str, ...], y: Tensor, target: str) -> None:
+    """Checks that each class is among the training rows."""
+    for number, label in enumerate(classes):
+        if not bool((y == number).any()):
+            got, suggestion = f"no training row of {label!r}", "Join this class to another one."
+            raise ArgumentError(f"target {target!r}", got, "rows of each class", suggestion)
+
+
 def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
     """The targets of all rows, NaN where missing, in float64; checks that they can be modelled."""
     if target not in table.columns:
@@ -210,7 +263,9 @@ def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
             suggestion = f"Columns of numbers: {', '.join(names[:8])}{more}."
         suggestion += " Name another, or write its values as numbers."
         if kind == "boolean":
-            suggestion = "Write 0 and 1 to predict them as numbers; classes are not modelled here."
+            suggestion = "Pass --task classification, or write 0 and 1 to predict numbers."
+        if kind == "category" and column.nunique() <= _MOST_CLASSES:
+            suggestion = f"Pass --task classification. {suggestion}"
         raise ArgumentError(argument, _PLURALS[kind], "numbers", suggestion)
     return torch.from_numpy(np.array(numbers_of(column, "number")))
 
@@ -405,13 +460,26 @@ _MOST_TOLD = 5
 _ROBUST = 1.349  # standard deviations between the quartiles of a normal distribution
 
 
+def _notes_on_classes(options: TableOptions, classes: tuple[str, ...], y: Tensor) -> Iterator[str]:
+    """A sentence on the classes, and on how to have them as numbers where they were told apart."""
+    counts = [f"{label!r} ({int((y == number).sum())})" for number, label in enumerate(classes)]
+    is_told = options.task or not all(
+        label.lstrip("-").replace(".", "").isdigit() for label in classes
+    )
+    hint = "" if is_told else " --task regression predicts a number instead."
+    yield (
+        f"{options.target!r} has {len(classes)} classes, so this is a classification; of the "
+        f"training rows: {', '.join(counts)}.{hint}"
+    )
+
+
 def _notes_on_targets(target: str, y: Tensor) -> Iterator[str]:
     values = y.unique()
     if len(values) == 2:
         yield (
             f"The target {target!r} has two values only, {float(values[0]):g} and "
             f"{float(values[1]):g}. A regression predicts numbers between and beyond them; for "
-            "classes use a classifier."
+            "probabilities of classes pass --task classification."
         )
         return
     lower, median, upper = torch.quantile(y, y.new_tensor([0.25, 0.5, 0.75]))

@@ -6,11 +6,12 @@ import platform
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
 import pandas
 import torch
 from linear_operator.utils.errors import NanError, NotPSDError
@@ -20,6 +21,7 @@ from gpclml import __version__
 from gpclml._utils.files import write_atomically
 from gpclml.errors import ArgumentError, DataError
 from gpclml.models import GPRegression
+from gpclml.tables.classifier import ClassModels
 from gpclml.tables.data import TableData, TableOptions, read_table_data
 from gpclml.tables.encoding import InputEncoding
 from gpclml.tables.folders import (
@@ -33,7 +35,7 @@ from gpclml.tables.missing import unknown_inputs
 from gpclml.tables.mixture import StackedPrediction
 from gpclml.tables.predictions import PREDICTED_SHARE, predicted
 from gpclml.tables.reading import read_table
-from gpclml.tables.recipes import STACK, Recipe, kernel_object
+from gpclml.tables.recipes import CLASSIFIER, STACK, Recipe, kernel_object
 from gpclml.tables.stacked import StackedGP
 from gpclml.tables.terminal import FitError, give, shows_progress, tell, warned
 
@@ -79,17 +81,18 @@ class SavedModel:
 
     ``note`` has sentences on the fit, ``problem`` says why it failed; ``made_from`` has all that
     decides the model: data, rows, recipe and versions of packages; ``decimal`` is the decimal mark
-    of the table.
+    of the table; ``classes`` has the labels of a classification.
     """
 
     recipe: Recipe
-    model: GPRegression | StackedGP
+    model: GPRegression | StackedGP | ClassModels
     encoding: InputEncoding
     seconds: float
     note: str
     problem: str
     decimal: str
     made_from: Mapping[str, Any]
+    classes: tuple[str, ...] = ()
 
     @property
     def record(self) -> dict[str, Any]:
@@ -99,11 +102,16 @@ class SavedModel:
 
     def predict(self, x: Tensor, progress: bool = False) -> StackedPrediction:
         """The distributions of new observations at inputs ``(t, d)``, NaN where missing."""
-        return predicted(self.model, x, progress, self.encoding.categories)
+        model = cast("GPRegression | StackedGP", self.model)
+        return predicted(model, x, progress, self.encoding.categories)
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Of each class at inputs ``(t, d)``, NaN where missing: ``(classes, t)``."""
+        return cast(ClassModels, self.model).probabilities(x)
 
     def note_on_unknown(self, x: Tensor) -> str:
         """A sentence on inputs ``(t, d)`` that are averaged over; empty if there are none."""
-        if isinstance(self.model, StackedGP):
+        if isinstance(self.model, StackedGP | ClassModels):
             unknown = self.model.unknown_inputs(x)
         else:
             train_x = cast(Any, self.model.train_inputs)[0]
@@ -119,6 +127,7 @@ def save_model(folder: Path, saved: SavedModel) -> None:
         **saved.record,
         "made_from": dict(saved.made_from),
         "decimal": saved.decimal,
+        "classes": list(saved.classes),
         "encoding": asdict(saved.encoding),
     }
     write_record(folder, "model", content, [MODEL_FILE])
@@ -146,6 +155,8 @@ def load_model(folder: Path) -> SavedModel:
     recipe = Recipe(**record["recipe"])
     if recipe.model == STACK:
         model = StackedGP.load(model_path)
+    elif recipe.model == CLASSIFIER:
+        model = ClassModels.load(model_path)
     else:
         model = GPRegression.load(model_path, kernel=kernel_object(recipe.model))
     # Last, so that a run that replaces the files meanwhile is noticed.
@@ -156,7 +167,9 @@ def load_model(folder: Path) -> SavedModel:
         )
     encoding = InputEncoding.from_content(record["encoding"])
     names = "seconds", "note", "problem", "decimal", "made_from"
-    return SavedModel(recipe, model, encoding, **{name: record[name] for name in names})
+    classes = tuple(record.get("classes", ()))
+    parts = {name: record[name] for name in names}
+    return SavedModel(recipe, model, encoding, **parts, classes=classes)
 
 
 def load_model_made_from(folder: Path, made_from: Mapping[str, Any]) -> SavedModel | None:
@@ -173,23 +186,36 @@ def load_model_made_from(folder: Path, made_from: Mapping[str, Any]) -> SavedMod
 def fit_table(options: RunOptions, quiet: bool = False) -> SavedModel:
     """Fits a model of a table and saves it; wrong input, failures and Ctrl-C write nothing."""
     data = read_table_data(options.table, tests=False)
-    check_size((options.recipe.model,), *data.train[0].shape)
+    recipe = recipe_of(options.recipe, data)
+    check_size((recipe.model,), *data.train[0].shape)
     for note in () if quiet else data.notes:
         tell(note)
     count = len(data.train[1])
     with open_work_folder(options.out, "model") as folder:
         limit_threads(count)
-        saved = fit_recipe(options.recipe, data, progress=shows_progress(quiet))
+        saved = fit_recipe(recipe, data, progress=shows_progress(quiet))
         save_model(folder, saved)
     if saved.note:
         tell(saved.note)
-    said = f"{options.recipe.model} fitted to {count} rows in {saved.seconds:.1f} seconds"
+    said = f"{recipe.model} fitted to {count} rows in {saved.seconds:.1f} seconds"
     if isinstance(saved.model, StackedGP):
         weights = [f"{c.weight:.2f} {c.name}" for c in saved.model.components if c.weight]
         said += f": weights {', '.join(weights)}"
     words = shlex.join(["gpclml", "predict", str(options.out), "new.csv"])
     give(said, f"Model: {options.out}", f"Predict new rows: {words}")
     return saved
+
+
+def recipe_of(recipe: Recipe, data: TableData) -> Recipe:
+    """The recipe that is asked for; of a target of classes that of its only model."""
+    is_named = recipe.model != STACK  # which ``fit`` takes where none is named
+    if data.classes and is_named and recipe.model != CLASSIFIER:
+        suggestion = "Leave it out, or pass --task regression to predict numbers."
+        raise ArgumentError("model", recipe.model, f"{CLASSIFIER}, for classes", suggestion)
+    if not data.classes and recipe.model == CLASSIFIER:
+        suggestion = "Leave it out, or pass --task classification."
+        raise ArgumentError("model", recipe.model, "a model of a regression", suggestion)
+    return replace(recipe, model=CLASSIFIER) if data.classes else recipe
 
 
 def fit_recipe(recipe: Recipe, data: TableData, progress: bool) -> SavedModel:
@@ -203,8 +229,9 @@ def fit_recipe(recipe: Recipe, data: TableData, progress: bool) -> SavedModel:
     seconds, note = time.perf_counter() - start, " ".join(filter(None, (fit.note, *said)))
     made = made_from(recipe, data)
     return SavedModel(
-        recipe, fit.model, data.encoding, seconds, note, fit.problem, data.decimal, made
-    )
+        recipe, fit.model, data.encoding, seconds, note, fit.problem, data.decimal, made,
+        data.classes,
+    )  # fmt: skip
 
 
 def made_from(recipe: Recipe, data: TableData) -> dict[str, Any]:
@@ -261,6 +288,7 @@ def limit_threads(num_train: int) -> None:
         torch.set_num_threads(1)
 
 
+_CLASS, _PROBABILITY = "class", "probability of "
 _COLUMNS = "mean", "standard_deviation", "lower_90", "upper_90"
 
 
@@ -270,11 +298,18 @@ def predict_table(folder: Path, data: Path, out: Path, quiet: bool = False) -> p
     _check_output(out)
     table = read_table(data, saved.made_from["missing"], saved.decimal)
     x = torch.from_numpy(saved.encoding.encode(table))
-    prediction = saved.predict(x, shows_progress(quiet))
-    columns = prediction.mean, prediction.std, *prediction.interval(PREDICTED_SHARE)
-    result = pandas.DataFrame(
-        {name: values.numpy() for name, values in zip(_COLUMNS, columns, strict=True)}
-    )
+    if saved.classes:
+        probabilities = saved.probabilities(x).numpy()
+        result = pandas.DataFrame(
+            probabilities.T, columns=[f"{_PROBABILITY}{label}" for label in saved.classes]
+        )
+        result.insert(0, _CLASS, np.array(saved.classes)[probabilities.argmax(0)])
+    else:
+        prediction = saved.predict(x, shows_progress(quiet))
+        columns = prediction.mean, prediction.std, *prediction.interval(PREDICTED_SHARE)
+        result = pandas.DataFrame(
+            {name: values.numpy() for name, values in zip(_COLUMNS, columns, strict=True)}
+        )
     # Whole or not at all: predictions that are there already may be replaced.
     text = result.to_csv(index=False).encode()
     write_atomically(out, lambda file: file.write(text))
@@ -295,6 +330,10 @@ def _check_output(path: Path) -> None:
     if path.is_symlink() or not path.is_file():
         raise DataError(f"--out: {path} is not a regular file. Name one.")
     with path.open("rb") as file:
-        if file.readline(1000).strip() != ",".join(_COLUMNS).encode():
+        header = file.readline(1000).strip()
+        of_classes = f"{_CLASS},{_PROBABILITY}", f'{_CLASS},"{_PROBABILITY}'
+        if header != ",".join(_COLUMNS).encode() and not header.decode(errors="replace").startswith(
+            of_classes
+        ):
             said = f"{path} is there and holds no predictions of gpclml"
             raise DataError(f"--out: {said}. Name another file, or remove it first.")

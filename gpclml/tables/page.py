@@ -245,16 +245,9 @@ def page_of(report: Report) -> str:
     if fitted == STACK:  # which has no other objective and no limit of steps
         recipe = replace(recipe, objective="lml", steps=None)
     command = RunOptions(report.options.table, replace(recipe, model=fitted), Path("model"))
-    # Names of columns, levels and files are escaped.
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, autoescape=True,
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
-    templates.globals.update(
-        percent=percent, value_and_error=value_and_error, criterion_text=criterion_text
-    )
     targets = report.data.test[1]
-    return templates.get_template("page.html.jinja").render(
+    return rendered(
+        "page.html.jinja",
         report=report,
         **report.words,
         fitted=fitted,
@@ -266,6 +259,19 @@ def page_of(report: Report) -> str:
         figures=figures_of_criteria(comparison, one_input=len(report.data.encoding.names) == 1),
         models=joined(list(comparison.models)),
     )
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A template of this folder with these values."""
+    # Names of columns, levels and files are escaped.
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, autoescape=True,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    templates.globals.update(
+        percent=percent, value_and_error=value_and_error, criterion_text=criterion_text
+    )
+    return templates.get_template(template).render(**values)
 
 
 _ON_FITS = "fit-failed", "below-contained", "not-scored"
@@ -323,7 +329,7 @@ def figure_of_test_rows(targets: Tensor, scores: PredictionScores) -> str:
         axes.set(xlabel="prediction", ylabel="true value")
         axes.legend(loc="upper left", frameon=False, fontsize=9)
 
-    return _drawn(draw, 1, 4.2)
+    return drawn(draw, 1, 4.2)
 
 
 def figures_of_criteria(comparison: Comparison, one_input: bool) -> dict[str, str]:
@@ -335,17 +341,17 @@ def figures_of_criteria(comparison: Comparison, one_input: bool) -> dict[str, st
             plot_compare(comparison, criterion, ax=panel)
 
     figures = {
-        "criteria": _drawn(criteria, 3, 1.2 + 3 * (0.55 + 0.35 * count)),
-        "curves": _drawn(lambda axes: plot_learning_curves(comparison, ax=axes), 2, 5.6),
-        "calibration": _drawn(lambda axes: plot_calibration(comparison, ax=axes), 2, 5.6),
+        "criteria": drawn(criteria, 3, 1.2 + 3 * (0.55 + 0.35 * count)),
+        "curves": drawn(lambda axes: plot_learning_curves(comparison, ax=axes), 2, 5.6),
+        "calibration": drawn(lambda axes: plot_calibration(comparison, ax=axes), 2, 5.6),
     }
     if one_input:
         height = 0.6 + 1.9 * count
-        figures["fits"] = _drawn(lambda axes: plot_fit(comparison, ax=axes), count, height)
+        figures["fits"] = drawn(lambda axes: plot_fit(comparison, ax=axes), count, height)
     return figures
 
 
-def _drawn(draw: Callable[[NDArray[np.object_]], object], panels: int, height: float) -> str:
+def drawn(draw: Callable[[NDArray[np.object_]], object], panels: int, height: float) -> str:
     """Draws a figure, with no regard to the user's own style; an address that holds it."""
     with style.context("default"):
         figure = Figure(figsize=(_INCHES, height), layout="constrained")

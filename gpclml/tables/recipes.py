@@ -17,6 +17,8 @@ from gpclml.fit import FitWarning, NetworksFitResult, fit_mll, fit_networks
 from gpclml.kernels import FeatureKernel, PolynomialFeatures, initialize_spectral_mixture
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
+from gpclml.tables.class_kernels import AVERAGED
+from gpclml.tables.classifier import ClassModels
 from gpclml.tables.stacked import StackedGP
 
 DESCRIPTIONS = {
@@ -43,6 +45,10 @@ OBJECTIVES: dict[str, Conditioning] = {
 _STEPS = {"sm": 50, "deep": 300}  # the others have no limit
 
 
+CLASSIFIER = "classifier"
+"""The average of GPs of :class:`gpclml.Classifier`: the model of a target of classes."""
+
+
 class RecipeFit(NamedTuple):
     """A fitted model; sentences on the fit; and why it failed, or empty.
 
@@ -50,7 +56,7 @@ class RecipeFit(NamedTuple):
     bound.
     """
 
-    model: GPRegression | StackedGP
+    model: GPRegression | StackedGP | ClassModels
     note: str
     problem: str
 
@@ -68,9 +74,10 @@ class Recipe:
       inputs as points on a grid;
     - ``"deep"``: a GP with an RBF kernel, plus a kernel on learned features if held-out folds
       support it, trained by :func:`gpclml.fit.fit_networks`;
-    - ``"stack"``: a :class:`gpclml.tables.StackedGP`, whose GPs are fitted by the LML.
+    - ``"stack"``: a :class:`gpclml.tables.StackedGP`, whose GPs are fitted by the LML;
+    - ``"classifier"``: the models of :class:`gpclml.Classifier`, for targets that number classes.
 
-    All but the last two are fitted by L-BFGS. The objective ``"clml"`` holds out each of ten fixed
+    The first five are fitted by L-BFGS. The objective ``"clml"`` holds out each of ten fixed
     folds given the others; for ``"deep"`` it holds out a new random tenth at each step.
 
     Attributes:
@@ -96,8 +103,8 @@ class Recipe:
     time_budget: float | None = None
 
     def __post_init__(self) -> None:
-        if self.model not in (*MODELS, STACK):
-            raise UnknownNameError("model", self.model, (*MODELS, STACK))
+        if self.model not in (*MODELS, STACK, CLASSIFIER):
+            raise UnknownNameError("model", self.model, (*MODELS, STACK, CLASSIFIER))
         if self.objective not in OBJECTIVES:
             raise UnknownNameError("objective", self.objective, OBJECTIVES)
         check_counts(steps=self.steps)
@@ -107,6 +114,11 @@ class Recipe:
             suggestion = "Leave both options out, or name another --model, such as matern."
             raise ArgumentError("objective", got, expected, suggestion)
         check_counts(0, restarts=self.restarts)
+        options = self.objective, self.steps, self.restarts, self.time_budget
+        if self.model == CLASSIFIER and options != ("lml", None, 0, None):
+            got, expected = "options of the fit", "none for classes but --seed"
+            suggestion = "Leave out --objective, --steps, --restarts and --time-budget."
+            raise ArgumentError("model", f"{CLASSIFIER} with {got}", expected, suggestion)
         if self.model != STACK and self.time_budget is not None:
             expected, suggestion = "none for a single GP", "Leave it out, or limit --steps."
             raise ArgumentError("time_budget", self.time_budget, expected, suggestion)
@@ -127,6 +139,10 @@ class Recipe:
             stack = StackedGP(restarts=self.restarts, seed=self.seed)
             stack.fit(x, y, categories=categories, time_budget=self.time_budget, progress=progress)
             return RecipeFit(stack, "", "")
+        if self.model == CLASSIFIER:
+            models = ClassModels(x, y.long(), [list(group) for group in categories], self.seed)
+            models.fit(AVERAGED, None, progress)
+            return RecipeFit(models, "", "")
         steps = self.steps or _STEPS.get(self.model)
         conditioning = OBJECTIVES[self.objective]
         if self.model == "deep" and self.objective == "clml":

@@ -46,7 +46,7 @@ def test_tasks_without_training():
 
 
 @pytest.mark.parametrize(
-    ("table", "method"), [("pima", "rbf-iso"), ("pima", "logistic"), ("quine", "matern")]
+    ("table", "method"), [("pima", "rbf-iso"), ("pima", "classifier"), ("quine", "matern")]
 )
 def test_classes_and_counts(table, method):
     cell = {"table": table, "n": 100, "split": 0, "method": method, "most_test": 1000}

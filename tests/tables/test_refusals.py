@@ -33,7 +33,7 @@ def made(**columns):
 
 TABLES = {
     "no numeric column": (
-        "price,town\n" + "high,a\nlow,b\n" * 20,
+        "price,town\n" + "".join(f"{n} Euro,{'ab'[n % 2]}\n" for n in range(40)),
         "target 'price': got texts, expected numbers. The table has no column of numbers.",
     ),
     "mixed types": (

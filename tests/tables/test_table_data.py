@@ -42,7 +42,7 @@ def test_splits_have_targets_follow_the_seed_and_the_limit():
 BAD = {
     "texts": (["a", "b"] * 20, "texts.*Columns of numbers: x"),
     "mixed": ([*range(39), "?"], r"'\?' \(row 40\)"),
-    "true": ([True, False] * 20, "Write 0 and 1"),
+    "true": ([True, False] * 20, "Pass --task classification, or write 0 and 1"),
     "dates": (pandas.date_range("2024-01-01", periods=40), "dates"),
     "none": ([None] * 40, "no value at all"),
     "constant": ([7] * 40, "same value 7 in all 40 rows"),
@@ -57,8 +57,9 @@ def test_columns_that_are_no_target(tmp_path, name):
     values, message = BAD[name]
     x = np.arange(40.0) % 10 if name == "copies" else np.arange(40.0)
     pandas.DataFrame({"price": values, "x": x}).to_csv(tmp_path / "table.csv", index=False)
+    options = TableOptions(tmp_path / "table.csv", "price", 4000, task="regression")
     with pytest.raises(ArgumentError, match=message) as error:
-        read_table_data(TableOptions(tmp_path / "table.csv", "price", 4000), tests=True)
+        read_table_data(options, tests=True)
     assert "'price'" in str(error.value)
 
 
@@ -178,7 +179,8 @@ def test_nothing_is_said_of_ordinary_values(notes):
         ({"a": lambda rng: np.where(np.arange(N) == 9, 1e6, rng.uniform(0, 40, N))},
          r"Column 'a': 1 value is moved to the nearest of the others, 1e\+06 the farthest"),
         ({"c": lambda rng: 7.0}, r"Columns left out: 'c' \(the same value in all rows\)"),
-        ({"y": lambda rng: rng.integers(0, 2, N)}, r"two values only, 0 and 1.*classifier"),
+        ({"y": lambda rng: rng.integers(0, 2, N)},
+         r"'y' has 2 classes, so .* '0' .*, '1' .*--task regression"),
         ({"y": lambda rng: rng.normal(size=N) + 500.0 * (np.arange(N) == 9)},
          r"1 of 160 targets are far .*more than 10 robust .* farthest is 5\d\d"),
     ],
