@@ -22,6 +22,7 @@ from gpclml.models import LinearizedNetwork
 
 __all__ = [
     "FACTORS",
+    "as_likely_as_the_network",
     "bridged",
     "calibrated",
     "confident_as_the_network",
@@ -36,6 +37,7 @@ FACTORS = tuple(10.0**k for k in range(-2, 7))
 _LOSS = 0.003  # nats a point that predictions of training points may lose
 _LARGEST = 12.0  # logarithm of a factor of outputs
 _IMAGINED = 60  # points
+_STEPS = 20  # from one factor of outputs to the largest that changes validation points
 
 
 def factor_by_clml(evidence: LaplaceEvidence, held_out: tuple[Tensor, Tensor]) -> float:
@@ -205,6 +207,38 @@ def validated_temperature(
         _log_densities(likelihood.predictive(*pair), target).mean() for pair in pairs
     )
     return temperature, float(moderated - alone)
+
+
+@torch.no_grad()
+def as_likely_as_the_network(
+    likelihood: OutputLikelihood,
+    outputs: Tensor,
+    target: Tensor,
+    covariance: Tensor,
+    least: float,
+) -> tuple[float, float]:
+    """The smallest factor of outputs by which validation points lose nothing, and its temperature.
+
+    The largest factor that is tried makes up for all variances of these points, whose predictions
+    it leaves to the network. Points with larger variances stay less sure than under the network.
+
+    Args:
+        likelihood: Of classes.
+        outputs: Of the network alone at validation points, ``(N, C)``.
+        target: Their targets.
+        covariance: That of the outputs, ``(N, C, C)``.
+        least: The factor by which training points lose little.
+    """
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    most = max(least, float((1 + likelihood.moderation * variance.max()).sqrt()))
+    factor, temperature = least, 1.0
+    for step in range(_STEPS + 1):
+        factor = least * (most / least) ** (step / _STEPS)
+        scaled = scaled_outputs(likelihood, outputs, variance, factor)
+        temperature, gain = validated_temperature(likelihood, scaled, target, covariance, outputs)
+        if gain >= 0:
+            break
+    return factor, temperature
 
 
 def bridged(outputs: Tensor, covariance: Tensor) -> Categorical:
