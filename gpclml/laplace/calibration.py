@@ -169,7 +169,7 @@ def validated_temperature(
     target: Tensor,
     covariance: Tensor,
     unscaled: Tensor,
-) -> tuple[float, float]:
+) -> tuple[float, float, float]:
     r"""The most probable temperature given points that were not trained on, and its gain.
 
     .. math:: \max_T \sum_n \log p_T(y_n) + \tfrac{60}N \sum_n \sum_k p_1(k) \log p_T(k)
@@ -187,7 +187,8 @@ def validated_temperature(
         unscaled: Outputs of the network alone.
 
     Returns:
-        T, and by how much the mean log density is larger than that of the network alone.
+        T, by how much the mean log density is larger than that of the network alone, and the
+        standard error of this difference.
     """
     likelihood.log_density(unscaled, target)  # its checks
     outputs, covariance, unscaled = (v.double() for v in (outputs, covariance, unscaled))
@@ -203,10 +204,9 @@ def validated_temperature(
 
     temperature = math.exp(_minimize(loss)[0])
     pairs = (outputs / temperature, covariance), (unscaled, 0 * covariance)
-    moderated, alone = (
-        _log_densities(likelihood.predictive(*pair), target).mean() for pair in pairs
-    )
-    return temperature, float(moderated - alone)
+    moderated, alone = (_log_densities(likelihood.predictive(*pair), target) for pair in pairs)
+    gains = moderated - alone
+    return temperature, float(gains.mean()), float(gains.std(correction=0)) / len(gains) ** 0.5
 
 
 @torch.no_grad()
@@ -217,10 +217,11 @@ def as_likely_as_the_network(
     covariance: Tensor,
     least: float,
 ) -> tuple[float, float]:
-    """The smallest factor of outputs by which validation points lose nothing, and its temperature.
+    """The smallest factor of outputs by which validation points lose little, and its temperature.
 
-    The largest factor that is tried makes up for all variances of these points, whose predictions
-    it leaves to the network. Points with larger variances stay less sure than under the network.
+    Their mean log density is at most a standard error below that of the network alone: few points
+    with a small loss say nothing of it. The largest factor that is tried makes up for all their
+    variances. Points with larger variances stay less sure than under the network.
 
     Args:
         likelihood: Of classes.
@@ -235,8 +236,10 @@ def as_likely_as_the_network(
     for step in range(_STEPS + 1):
         factor = least * (most / least) ** (step / _STEPS)
         scaled = scaled_outputs(likelihood, outputs, variance, factor)
-        temperature, gain = validated_temperature(likelihood, scaled, target, covariance, outputs)
-        if gain >= 0:
+        temperature, gain, error = validated_temperature(
+            likelihood, scaled, target, covariance, outputs
+        )
+        if gain >= -error:
             break
     return factor, temperature
 

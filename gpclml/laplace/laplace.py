@@ -245,8 +245,9 @@ class Laplace:
                 likelihood came with a noise of its own. A frozen noise always stays.
             spread: What becomes of a classifier's covariance where validation points are likelier
                 under the network alone. ``"both"``: it stays, and a grows to the smallest factor
-                by which these points lose nothing to the network; points with larger variances
-                than theirs stay less sure. ``"validation"``: predictions are the network's, c = 0.
+                by which their mean log density is at most a standard error below the network's;
+                points with larger variances stay less sure. ``"validation"``: predictions are the
+                network's, c = 0.
                 ``"evidence"``: covariance and a are those without validation points.
             batch_size: Number of points that are processed at a time, if the data are tensors.
             progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
@@ -444,10 +445,10 @@ class Laplace:
         outputs, target, covariances = held_out
         variance = covariances[index].diagonal(dim1=-2, dim2=-1)
         scaled = scaled_outputs(likelihood, outputs, variance, self.output_scale)
-        self.output_temperature, gain = validated_temperature(
+        self.output_temperature, gain, error = validated_temperature(
             likelihood, scaled, target, covariances[index], outputs
         )
-        if gain < 0 and spread == "both":
+        if gain < -error and spread == "both":
             self.output_scale, self.output_temperature = as_likely_as_the_network(
                 likelihood, outputs, target, covariances[index], self.output_scale
             )
