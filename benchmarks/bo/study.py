@@ -49,7 +49,7 @@ def make_grid(
         tuple[str, ...],
         Option(
             help="Surrogates, comma-separated: single-task (BoTorch's SingleTaskGP), deep "
-            "(DeepKernelGP)."
+            "(DeepKernelGP), laplace (the Laplace posterior of a network, under the LML alone)."
         ),
         names,
     ] = ("single-task", "deep"),
@@ -84,6 +84,7 @@ def make_grid(
         for seed, function, surrogate, objective in itertools.product(
             range(seeds), functions, surrogates, objectives
         )
+        if surrogate != "laplace" or objective == "lml"  # its evidence is an LML
     ]  # fmt: skip
 
 

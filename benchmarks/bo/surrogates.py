@@ -93,12 +93,14 @@ def initial_points(dim: int, seed: int) -> Tensor:
     return sobol.draw(2 * (dim + 1), dtype=torch.float64)
 
 
-SURROGATES = ("deep", "single-task")
-"""``"single-task"`` is BoTorch's ``SingleTaskGP``, ``"deep"`` is ``DeepKernelGP``."""
+SURROGATES = ("deep", "laplace", "single-task")
+"""``"single-task"`` is BoTorch's ``SingleTaskGP``, ``"deep"`` is ``DeepKernelGP`` and
+``"laplace"`` the Laplace posterior of a network."""
 
 _FEATURE_SHARE = 0.1  # of the deep surrogate's variance at the start: its network is in use
 _ANEW, _FURTHER = 50, 15  # most iterations of the line search
 _LR = 0.01
+_HIDDEN, _EPOCHS, _DECAY = 50, 500, 1e-4  # of the network with a Laplace posterior
 
 
 def fitted(
@@ -119,6 +121,8 @@ def fitted(
     Adam at a rate of 0.01, held-out points drawn afresh at each step; it always goes on from the
     fit before, Adam's state apart.
 
+    The network with a Laplace posterior starts anew at each fit, from the same weights for a seed.
+
     Args:
         surrogate: One of :data:`SURROGATES`.
         objective: As for :func:`benchmarks.uci.training.make_objective`.
@@ -132,6 +136,8 @@ def fitted(
     Returns:
         The model, in eval mode.
     """
+    if surrogate == "laplace":
+        return _laplace(x, y, seed)
     model = _make(surrogate, x, y, seed)
     mll = make_objective(objective, model, seed=seed)
     names = [name for name, _ in model.named_parameters()]
@@ -159,6 +165,31 @@ def feature_share(model: torch.nn.Module) -> float:
             weight = float(module.kernels[1].outputscale)
             return weight / (1 + weight)
     return 0.0
+
+
+def _laplace(x: Tensor, y: Tensor, seed: int) -> torch.nn.Module:
+    """An MLP trained by squared errors, with the posterior of all its weights by the evidence."""
+    from botorch.models.transforms import Standardize
+
+    from gpclml import MLP, Laplace
+
+    transform = Standardize(1)
+    targets = transform(y)[0].detach()
+    transform.eval()
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [x.shape[1], _HIDDEN, _HIDDEN, 1]
+    network = MLP(sizes, torch.nn.Tanh, generator=generator, dtype=x.dtype, device=x.device)
+    # Without a penalty the network meets its targets, and the noise falls to its bound.
+    optimizer = torch.optim.Adam(network.parameters(), lr=_LR, weight_decay=_DECAY)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _EPOCHS)
+    for _ in range(_EPOCHS):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(network(x), targets).backward()
+        optimizer.step()
+        schedule.step()
+    posterior = Laplace(network.eval(), "regression", weights="all", structure="full")
+    posterior.fit((x, targets), progress=False)
+    return posterior.to_botorch(outcome_transform=transform)
 
 
 def _make(surrogate: str, x: Tensor, y: Tensor, seed: int) -> torch.nn.Module:

@@ -1,10 +1,11 @@
-"""Laplace posteriors of networks on digits: ``python -m benchmarks.evidence.posteriors``.
+"""Laplace posteriors of classifiers: ``python -m benchmarks.evidence.posteriors``.
 
-Networks with batch normalization are trained on digits, with many images or few. Predictions of
-the network alone are compared with those of its posterior, as the evidence has it and as validation
-images choose it, with an ensemble's and with laplace-torch's, if that is installed. On
-scikit-learn's digits the classes 8 and 9 are what a network should be uncertain of; on part of
-MNIST they are images of clothes and letters.
+Networks with batch normalization are trained on digits, and networks of two layers on tables.
+Predictions of the network alone are compared with those at a temperature, with those of its
+posterior, as the evidence has it and as validation points choose it, with an ensemble's and with
+laplace-torch's, if that is installed. On scikit-learn's digits the classes 8 and 9 are what a
+network should be uncertain of; on part of MNIST they are images of clothes and letters, and of
+tables test points with inputs five times as large.
 """
 
 from __future__ import annotations
@@ -14,34 +15,39 @@ import importlib.util
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
 import typer
+from sklearn.datasets import load_breast_cancer, load_wine
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from typer import Option
 
-from benchmarks._options import Csv
-from benchmarks._tables import print_tables
+from benchmarks._options import Csv, check_known, errors_as_text, names
+from benchmarks._tables import print_tables, table, with_error
 from benchmarks.data import load_images
 from gpclml import Laplace
-from gpclml.evaluation import expected_calibration_error
+from gpclml.evaluation import expected_calibration_error, fit_temperature
 
-__all__ = ["DATA", "compare_posteriors", "main"]
+__all__ = ["DATA", "compare_posteriors", "main", "summary"]
 
-_WIDER = {"digits": 32, "mnist-test": 16}
+ALONE = "the network alone"
 _MEMBERS = 5
+_EPOCHS = {"cancer": 200, "wine": 200}  # of tables; 40 of images
+_SPREADS: tuple[Literal["validation", "both", "evidence"], ...] = ("validation", "both", "evidence")
 _LABELS = 100  # draws of all labels from predictions
 Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Digits:
-    """Images with labels in a random order, and others that are of no such class by name."""
+class Points:
+    """Points with labels in a random order, and others that are of no such class by name."""
 
     x: Tensor
     y: Tensor
@@ -52,7 +58,7 @@ class Digits:
     classes: int
 
     def split(self, share: float) -> tuple[Pair, Pair, Pair]:
-        """A share of the training images, validation images, and test images."""
+        """A share of the training points, validation points, and test points."""
         test, validation = len(self.x) - self.test, len(self.x) - self.test - self.validation
         spans = slice(round(share * self.train)), slice(validation, test), slice(test, None)
         return tuple((self.x[rows], self.y[rows]) for rows in spans)
@@ -62,28 +68,48 @@ def _scaled(images: Tensor) -> Tensor:
     return images.float() / 127.5 - 1
 
 
-def _small(seed: int) -> Digits:
+def _small(seed: int) -> Points:
     data = load_images("digits")
     order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
     x, y = _scaled(data.images)[order], data.labels[order]
     # A network that has seen eight classes should be unsure of the other two.
-    return Digits(x[y < 8], y[y < 8], {"classes 8, 9": x[y >= 8]}, 800, 200, 400, 8)
+    return Points(x[y < 8], y[y < 8], {"classes 8, 9": x[y >= 8]}, 800, 200, 400, 8)
 
 
-def _mnist(seed: int) -> Digits:
+def _mnist(seed: int) -> Points:
     data, letters = load_images("mnist-test"), load_images("omniglot-small").images
     order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))[:3000]
     clothes = load_images("fashion-part").images
     some = torch.randperm(len(letters), generator=torch.Generator().manual_seed(seed))[:900]
     others = {"clothes": _scaled(clothes), "letters": _scaled(letters[some])}
-    return Digits(_scaled(data.images[order]), data.labels[order], others, 1000, 300, 1500, 10)
+    return Points(_scaled(data.images[order]), data.labels[order], others, 1000, 300, 1500, 10)
 
 
-DATA: Mapping[str, Callable[[int], Digits]] = {"digits": _small, "mnist-test": _mnist}
+def _table(read: Callable, train: int, validation: int, seed: int) -> Points:
+    data: Any = read()
+    order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(seed))
+    x, y = torch.tensor(data.data)[order], torch.tensor(data.target)[order]
+    x = ((x - x[:train].mean(0)) / x[:train].std(0)).float()
+    test = len(x) - train - validation
+    others = {"5 x inputs": 5 * x[-test:]}
+    return Points(x, y, others, train, validation, test, int(y.max()) + 1)
 
 
-def network(width: int, size: int, classes: int) -> nn.Sequential:
-    """Three convolutions with batch normalization, and a linear layer."""
+DATA: Mapping[str, Callable[[int], Points]] = {
+    "digits": _small,
+    "mnist-test": _mnist,
+    "cancer": partial(_table, load_breast_cancer, 150, 100),
+    "wine": partial(_table, load_wine, 80, 40),
+}
+
+
+def network(width: int, shape: torch.Size, classes: int) -> nn.Sequential:
+    """Three convolutions with batch normalization, and a linear layer; two layers for a table."""
+    size = shape[-1]
+    if len(shape) == 1:
+        return nn.Sequential(
+            nn.Linear(size, 4 * width), nn.ReLU(), nn.Linear(4 * width, classes)
+        )  # fmt: skip
     layers: list[nn.Module] = []
     # 8 x 8 and 28 x 28 images both end with four positions of each channel.
     strides = (1, 2, 2) if size < 28 else (2, 2, 1)
@@ -100,7 +126,7 @@ def trained(width: int, train: Pair, classes: int, epochs: int, seed: int) -> nn
     """The network, trained by Adam with a cosine decay, in eval mode."""
     torch.manual_seed(seed)
     x, y = train
-    model = network(width, x.shape[-1], classes)
+    model = network(width, x.shape[1:], classes)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     for _ in range(epochs):
@@ -115,13 +141,13 @@ def trained(width: int, train: Pair, classes: int, epochs: int, seed: int) -> nn
 def compare_posteriors(
     data: str, width: int, share: float, epochs: int, seed: int, members: int = _MEMBERS
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """Scores on test images of each way to predict, by its name.
+    """Scores on test points of each way to predict, by its name.
 
     ``expected error`` is the mean calibration error of labels that are drawn from the predictions:
-    what the measure gives for as many images where every probability is right.
+    what the measure gives for as many points where every probability is right.
     """
-    digits = DATA[data](seed)
-    train, validation, test = digits.split(share)
+    points = DATA[data](seed)
+    train, validation, test = points.split(share)
     loader = DataLoader(TensorDataset(*train), batch_size=100)
 
     def drawn_error(probabilities: Tensor) -> float:
@@ -139,22 +165,25 @@ def compare_posteriors(
             "log loss": -float(inside[torch.arange(len(labels)), labels].double().log().mean()),
             "calibration error": expected_calibration_error(inside, labels),
             "expected error": float(np.mean([drawn_error(inside) for _ in range(_LABELS)])),
-        } | {f"AUROC, {name}": auroc(inside, predict(x)) for name, x in digits.others.items()}
+        } | {f"AUROC, {name}": auroc(inside, predict(x)) for name, x in points.others.items()}
 
     models = [
-        trained(width, train, digits.classes, epochs, seed + 1000 * member)
+        trained(width, train, points.classes, epochs, seed + 1000 * member)
         for member in range(members)
     ]
+    with torch.no_grad():
+        yield ALONE, scores(lambda x: models[0](x).softmax(-1))
+        divisor = fit_temperature(models[0](validation[0]), validation[1])
+        yield "temperature", scores(lambda x: (models[0](x) / divisor).softmax(-1))
     layers: tuple[Literal["last", "all"], ...] = ("last", "all")
     for weights in layers:
-        # Without validation images the prior precision is that of most evidence.
-        for chosen in (None, validation):
-            posterior = Laplace(models[0], "classification", weights=weights)
-            posterior.fit(loader, validation=chosen, progress=False)
-            if weights == "last" and chosen is None:
-                yield "the network alone", scores(_probabilities(posterior, "mode"))
-            by = "validation" if chosen is not None else "evidence"
-            yield f"{weights} weights, by {by}", scores(_probabilities(posterior, "closed"))
+        posterior = Laplace(models[0], "classification", weights=weights)
+        # Without validation points the prior precision is that of most evidence.
+        posterior.fit(loader, progress=False)
+        yield f"{weights} weights, without validation", scores(_probabilities(posterior))
+        for spread in _SPREADS:
+            posterior.fit(loader, validation=validation, spread=spread, progress=False)
+            yield f"{weights} weights, spread {spread}", scores(_probabilities(posterior))
     if members > 1:
         with torch.no_grad():
             yield (
@@ -171,8 +200,8 @@ def compare_posteriors(
                 yield f"laplace-torch, last weights, by {by}", scores(predict)
 
 
-def _probabilities(posterior: Laplace, method: Any) -> Callable[[Tensor], Tensor]:
-    return lambda x: posterior.predict(x, method, progress=False).probs
+def _probabilities(posterior: Laplace) -> Callable[[Tensor], Tensor]:
+    return lambda x: posterior.predict(x, progress=False).probs
 
 
 def _laplace_torch_predictions(
@@ -193,31 +222,60 @@ def _laplace_torch_predictions(
     return lambda x: torch.cat([fitted(some, link_approx="probit") for some in x.split(100)])
 
 
+def summary(rows: pd.DataFrame) -> pd.DataFrame:
+    """Means over seeds of the network alone, and paired differences to them ± standard errors."""
+    scores = list(rows.columns[rows.columns.get_loc("seed") + 1 :])
+    told: list[dict[str, str]] = []
+    for data, some in rows.groupby("data", sort=False):
+        alone = some[some["predictions"] == ALONE].set_index("seed")[scores]
+        for how, others in some.groupby("predictions", sort=False):
+            values = others.set_index("seed")[scores]
+            values = values if how == ALONE else values - alone
+            cells = {
+                name: with_error(column.dropna(), sign="" if how == ALONE else "+")
+                for name, column in values.items()
+            }
+            told.append({"data": str(data), "predictions": str(how), **cells})
+    return pd.DataFrame(told).set_index(["data", "predictions"])
+
+
 def main(
-    data: Annotated[str, Option(help="digits, or mnist-test.")] = "digits",
-    seeds: Annotated[int, Option(min=1)] = 3,
-    epochs: Annotated[int, Option(min=1)] = 40,
+    data: Annotated[str, Option(help=f"Data, comma-separated: {', '.join(DATA)}.")] = ",".join(
+        DATA
+    ),
+    seeds: Annotated[int, Option(min=1)] = 5,
+    first: Annotated[int, Option(min=0, help="The first seed.")] = 0,
+    epochs: Annotated[int, Option(min=0, help="0 for 40 on images, 200 on tables.")] = 0,
     members: Annotated[int, Option(min=1, help="Networks of the ensemble.")] = _MEMBERS,
-    only: Annotated[str, Option(help="One network, by its name in the table.")] = "",
+    width: Annotated[int, Option(min=1, help="Channels; a quarter of a table's units.")] = 8,
+    share: Annotated[float, Option(help="Of the training points.")] = 1.0,
+    rows: Annotated[Path | None, Option(help="Tell of this file of --csv; compute none.")] = None,
     csv: Csv = None,
 ) -> None:
-    """Prints a table of means over seeds for each network."""
+    """Prints scores for each seed and way to predict, and their means and paired differences."""
+    done: list[pd.DataFrame] = []
 
-    def tables() -> Iterator[pd.DataFrame]:
-        wide = _WIDER[data]
-        settings = (("width 8", 8, 1.0), (f"width {wide}", wide, 1.0), ("few images", 8, 0.25))
-        for name, width, share in settings:
-            if only and name != only:
-                continue
-            rows = [
-                {"network": name, "predictions": how, "seed": seed, **scores}
-                for seed in range(seeds)
-                for how, scores in compare_posteriors(data, width, share, epochs, seed, members)
-            ]
-            means = pd.DataFrame(rows).drop(columns="seed")
-            yield means.groupby(["network", "predictions"], sort=False).mean().reset_index()
+    def tables(chosen: tuple[str, ...]) -> Iterator[pd.DataFrame]:
+        for seed in range(first, first + seeds):
+            for name in chosen:
+                count = epochs or _EPOCHS.get(name, 40)
+                compared = compare_posteriors(name, width, share, count, seed, members)
+                one = [
+                    {"data": name, "predictions": how, "seed": seed, **scores}
+                    for how, scores in compared
+                ]
+                done.append(pd.DataFrame(one))
+                yield done[-1]
 
-    print_tables("benchmarks.evidence.posteriors", tables(), threads=1, csv=csv, digits=".3f")
+    with errors_as_text():
+        chosen = names(data, "data")
+        check_known("data", chosen, DATA)
+        if rows is None:
+            print_tables(
+                "benchmarks.evidence.posteriors", tables(chosen), threads=1, csv=csv, digits=".3f"
+            )
+        told = pd.concat(done) if rows is None else pd.read_csv(rows, comment="#")
+    print(f"\n{table(summary(told).replace('-', ''))}")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from gpclml.models import LinearizedNetwork
 
 __all__ = [
     "FACTORS",
+    "as_likely_as_the_network",
     "bridged",
     "calibrated",
     "confident_as_the_network",
@@ -36,6 +37,7 @@ FACTORS = tuple(10.0**k for k in range(-2, 7))
 _LOSS = 0.003  # nats a point that predictions of training points may lose
 _LARGEST = 12.0  # logarithm of a factor of outputs
 _IMAGINED = 60  # points
+_STEPS = 20  # from one factor of outputs to the largest that changes validation points
 
 
 def factor_by_clml(evidence: LaplaceEvidence, held_out: tuple[Tensor, Tensor]) -> float:
@@ -167,7 +169,7 @@ def validated_temperature(
     target: Tensor,
     covariance: Tensor,
     unscaled: Tensor,
-) -> tuple[float, float]:
+) -> tuple[float, float, float]:
     r"""The most probable temperature given points that were not trained on, and its gain.
 
     .. math:: \max_T \sum_n \log p_T(y_n) + \tfrac{60}N \sum_n \sum_k p_1(k) \log p_T(k)
@@ -185,7 +187,8 @@ def validated_temperature(
         unscaled: Outputs of the network alone.
 
     Returns:
-        T, and by how much the mean log density is larger than that of the network alone.
+        T, by how much the mean log density is larger than that of the network alone, and the
+        standard error of this difference.
     """
     likelihood.log_density(unscaled, target)  # its checks
     outputs, covariance, unscaled = (v.double() for v in (outputs, covariance, unscaled))
@@ -201,10 +204,44 @@ def validated_temperature(
 
     temperature = math.exp(_minimize(loss)[0])
     pairs = (outputs / temperature, covariance), (unscaled, 0 * covariance)
-    moderated, alone = (
-        _log_densities(likelihood.predictive(*pair), target).mean() for pair in pairs
-    )
-    return temperature, float(moderated - alone)
+    moderated, alone = (_log_densities(likelihood.predictive(*pair), target) for pair in pairs)
+    gains = moderated - alone
+    return temperature, float(gains.mean()), float(gains.std(correction=0)) / len(gains) ** 0.5
+
+
+@torch.no_grad()
+def as_likely_as_the_network(
+    likelihood: OutputLikelihood,
+    outputs: Tensor,
+    target: Tensor,
+    covariance: Tensor,
+    least: float,
+) -> tuple[float, float]:
+    """The smallest factor of outputs by which validation points lose little, and its temperature.
+
+    Their mean log density is at most a standard error below that of the network alone: few points
+    with a small loss say nothing of it. The largest factor that is tried makes up for all their
+    variances. Points with larger variances stay less sure than under the network.
+
+    Args:
+        likelihood: Of classes.
+        outputs: Of the network alone at validation points, ``(N, C)``.
+        target: Their targets.
+        covariance: That of the outputs, ``(N, C, C)``.
+        least: The factor by which training points lose little.
+    """
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    most = max(least, float((1 + likelihood.moderation * variance.max()).sqrt()))
+    factor, temperature = least, 1.0
+    for step in range(_STEPS + 1):
+        factor = least * (most / least) ** (step / _STEPS)
+        scaled = scaled_outputs(likelihood, outputs, variance, factor)
+        temperature, gain, error = validated_temperature(
+            likelihood, scaled, target, covariance, outputs
+        )
+        if gain >= -error:
+            break
+    return factor, temperature
 
 
 def bridged(outputs: Tensor, covariance: Tensor) -> Categorical:

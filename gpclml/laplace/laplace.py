@@ -57,6 +57,7 @@ from gpclml.evidence.sampling import linearized_outputs
 from gpclml.fit import FitWarning
 from gpclml.laplace.calibration import (
     FACTORS,
+    as_likely_as_the_network,
     bridged,
     calibrated,
     confident_as_the_network,
@@ -125,7 +126,8 @@ class Laplace:
     points are less likely than its evidence allows. Therefore a is the smallest factor by which
     these predictions lose at most .003 nats a point to the network's. No output is then surer than
     the network's, and it is as sure where the covariance is no larger than where data are.
-    Validation points decide how sure predictions of new points may be, by T.
+    Validation points decide how sure predictions of new points may be, by T, and by a larger a
+    where they would lose to the network.
 
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own; in eval mode if it has
@@ -213,7 +215,7 @@ class Laplace:
         *,
         validation: NetworkData | None = None,
         precision: float | Literal["evidence", "validation", "clml"] = "evidence",
-        spread: Literal["validation", "evidence"] = "validation",
+        spread: Literal["validation", "both", "evidence"] = "both",
         batch_size: int = 256,
         progress: bool | None = None,
     ) -> Self:
@@ -241,10 +243,12 @@ class Laplace:
                 number is in units of the weights, which the targets' units change; beside it the
                 noise of a Gaussian likelihood becomes the mean squared residual, unless the
                 likelihood came with a noise of its own. A frozen noise always stays.
-            spread: Which covariance validation leaves to a classifier. ``"validation"``: none where
-                validation points are likelier under the network alone, so that their predictions
-                are never worse than the network's. ``"evidence"``: that without validation points
-                in any case, which tells points unlike the training data from others.
+            spread: What becomes of a classifier's covariance where validation points are likelier
+                under the network alone. ``"both"``: it stays, and a grows to the smallest factor
+                by which their mean log density is at most a standard error below the network's;
+                points with larger variances stay less sure. ``"validation"``: predictions are the
+                network's, c = 0.
+                ``"evidence"``: covariance and a are those without validation points.
             batch_size: Number of points that are processed at a time, if the data are tensors.
             progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
@@ -441,10 +445,14 @@ class Laplace:
         outputs, target, covariances = held_out
         variance = covariances[index].diagonal(dim1=-2, dim2=-1)
         scaled = scaled_outputs(likelihood, outputs, variance, self.output_scale)
-        self.output_temperature, gain = validated_temperature(
+        self.output_temperature, gain, error = validated_temperature(
             likelihood, scaled, target, covariances[index], outputs
         )
-        if gain < 0 and spread == "validation":
+        if gain < -error and spread == "both":
+            self.output_scale, self.output_temperature = as_likely_as_the_network(
+                likelihood, outputs, target, covariances[index], self.output_scale
+            )
+        elif gain < 0 and spread == "validation":
             self.covariance_scale, self.output_scale, self.output_temperature = 0.0, 1.0, 1.0
 
     def _sample(self, data: NetworkData, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:

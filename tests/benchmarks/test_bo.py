@@ -71,7 +71,9 @@ def test_a_cell_is_a_function_of_its_configuration():
     metrics = run_cell(cell())
     assert torch.equal(torch.rand(2), expected)  # it leaves the global generator alone
     assert numbers_of(run_cell(cell())) == numbers_of(metrics)
-    others = [cell(surrogate="single-task", steps=None), cell(objective="lml")]
+    network = cell(surrogate="laplace", objective="lml", steps=None)
+    assert numbers_of(run_cell(network)) == numbers_of(run_cell(network))
+    others = [cell(surrogate="single-task", steps=None), cell(objective="lml"), network]
     for other in others:
         assert numbers_of(run_cell(other)) != numbers_of(metrics)
 
@@ -109,6 +111,17 @@ def test_a_refit_goes_on_from_the_fit_before():
         assert again.train_targets.shape == (6,)
         assert 0 < feature_share(again) < 1
         assert not again.training
+
+
+def test_a_network_with_a_laplace_posterior_knows_what_it_has_seen():
+    problem = make_problem("branin")
+    x = initial_points(2, 0)
+    y = problem.values(x)
+    model = fitted("laplace", "lml", x, y, steps=None, seed=0)
+    seen, new = model.posterior(x), model.posterior(initial_points(2, 1))
+    assert seen.mean.shape == (6, 1)
+    assert torch.allclose(seen.mean, y, atol=0.1 * float(y.std()))
+    assert seen.variance.max() < 0.05 * new.variance.max() < y.var()
 
 
 def test_hyperparameters_anew_do_not_depend_on_the_fit_before():
@@ -170,6 +183,7 @@ def test_grids():
         make_grid(surrogates=("depe",))
     with pytest.raises(UnknownNameError, match="objectives: got 'elbo'"):
         make_grid(objectives=("elbo",))
+    assert {one["objective"] for one in make_grid(surrogates=("laplace",))} == {"lml"}
     for name in ("seeds", "iterations", "steps"):
         with pytest.raises(ArgumentError, match=name):
             make_grid(**{name: 0})

@@ -17,7 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from gpclml import Laplace
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.laplace.calibration import (
+    as_likely_as_the_network,
     confident_as_the_network,
+    scaled_outputs,
     validated_temperature,
 )
 
@@ -98,18 +100,25 @@ def auroc(inside, outside):
 
 @pytest.mark.parametrize("structure", ["full", "kron"])
 def test_points_unlike_the_training_data_are_told_apart_as_by_the_evidence(structure):
-    scores = {}
+    scores, losses = {}, {}
     for seed in SEEDS:
         case = trained("cancer", "overtrained", seed)
         inside, outside = case.test[0], 5 * case.test[0]
-        few = tuple(v[:50] for v in case.validation)
+        few = tuple(v[:30] for v in case.validation)
         plain = fitted(case, structure)
         plain.covariance_scale = plain.output_scale = 1.0  # as the evidence has it
         ways = {
             "evidence": plain,
             "without": fitted(case, structure),
             "kept": fitted(case, structure, few, spread="evidence"),
+            "dropped": fitted(case, structure, few, spread="validation"),
+            "both": fitted(case, structure, few),
         }
+        pair = (ways["both"].predict(few[0], method) for method in ("closed", "mode"))
+        found, alone = (predicted.log_prob(few[1]).double() for predicted in pair)
+        assert (found - alone).mean() >= -(found - alone).std() / len(alone) ** 0.5
+        for name, posterior in ways.items():
+            losses.setdefault(name, []).append(loss(posterior, case.test))
         for name, posterior in ways.items():
             probabilities = (posterior.predict(x, progress=False).probs for x in (inside, outside))
             scores.setdefault(name, []).append(auroc(*probabilities))
@@ -119,6 +128,10 @@ def test_points_unlike_the_training_data_are_told_apart_as_by_the_evidence(struc
     assert means["evidence"] > means["mode"] + 0.1
     assert means["without"] == pytest.approx(means["evidence"], abs=0.02)
     assert means["kept"] == pytest.approx(means["evidence"], abs=0.02)
+    # The default has the better of two: densities of a dropped, scores of a kept covariance.
+    assert means["both"] == pytest.approx(means["evidence"], abs=0.02)
+    assert means["dropped"] < means["evidence"] - 0.05
+    assert sum(losses["both"]) <= sum(losses["dropped"]) + 0.01
 
 
 def test_training_points_lose_little_and_a_number_is_taken_as_it_is():
@@ -160,6 +173,20 @@ def test_a_temperature_below_one_needs_evidence():
     assert temperatures[3000, 0] < 0.6
     assert temperatures[3000, 54] == pytest.approx(1, abs=0.01)  # 1.8 % are wrong, as it says
     assert temperatures[300, 60] > 1.5
+
+
+def test_only_points_of_larger_variances_than_validation_points_are_less_sure():
+    logits, y = sure(200, 1)
+    covariance = 9 * torch.eye(2).expand(200, 2, 2)
+    factor, temperature = as_likely_as_the_network(SOFTMAX, logits, y, covariance, 1.1)
+    assert 1.1 < factor <= math.sqrt(1 + 9 * math.pi / 8)
+    scaled = scaled_outputs(SOFTMAX, logits, covariance.diagonal(dim1=-2, dim2=-1), factor)
+    alone = SOFTMAX.predictive(logits, 0 * covariance)
+    found = SOFTMAX.predictive(scaled / temperature, covariance)
+    gains = found.log_prob(y).double() - alone.log_prob(y).double()
+    assert gains.mean() >= -gains.std() / math.sqrt(200)
+    wider = SOFTMAX.predictive(factor * logits / temperature, 4 * covariance)
+    assert float(wider.probs.max()) < float(found.probs.max()) - 0.02
 
 
 @pytest.mark.parametrize("binary", [False, True])

@@ -227,7 +227,7 @@ def test_a_network_of_one_output_is_that_of_two_logits():
     for labels in (y, y.long(), y.bool(), y.int(), y[:, None], y[:, None].long()):
         single = Laplace(network, "classification", **options)
         single.fit((x, labels), precision=1.0, validation=(x, labels))
-        single.covariance_scale, single.output_temperature = 1.0, 1.0
+        single.covariance_scale = single.output_scale = single.output_temperature = 1.0
         assert single.log_evidence == pytest.approx(whole.log_evidence)
         for method in ("closed", "mode"):
             probs, expected = (p.predict(x, method).probs for p in (single, whole))
