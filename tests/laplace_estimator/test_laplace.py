@@ -241,7 +241,7 @@ WRONG = [
     (lambda: fit((images()[:, 0, 0], classes())), ShapeError, "an input that the module takes"),
     (lambda: fit(DataLoader(TensorDataset(images(0), classes(0)))), ArgumentError, "no points"),
     (lambda: fit(iter(())), ArgumentError, "gives its batches once"),
-    (lambda: fit([images()]), ArgumentError, "expected a sequence of tensors"),
+    (lambda: fit([images()]), ArgumentError, "expected a sequence of"),
     (lambda: fit([(images(), classes(7))]), ShapeError, "40 points and 7 targets"),
     (lambda: fit((images(), classes()), network().train()), ModelModeError, "BatchNorm2d"),
     (
