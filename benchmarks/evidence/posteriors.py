@@ -228,7 +228,7 @@ def _laplace_torch_predictions(
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Means over seeds of the network alone, and paired differences to them ± standard errors."""
-    scores = list(rows.columns[rows.columns.get_loc("seed") + 1 :])
+    scores = list(rows.columns[list(rows.columns).index("seed") + 1 :])
     told: list[dict[str, str]] = []
     for data, some in rows.groupby("data", sort=False):
         alone = some[some["predictions"] == ALONE].set_index("seed")[scores]
@@ -236,7 +236,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
             values = others.set_index("seed")[scores]
             values = values if how == ALONE else values - alone
             cells = {
-                name: with_error(column.dropna(), sign="" if how == ALONE else "+")
+                str(name): with_error(column.dropna(), sign="" if how == ALONE else "+")
                 for name, column in values.items()
             }
             told.append({"data": str(data), "predictions": str(how), **cells})
