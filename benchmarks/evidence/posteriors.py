@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from typer import Option
 
 from benchmarks._options import Csv, check_known, errors_as_text, names
-from benchmarks._tables import print_tables, table, with_error
+from benchmarks._tables import code, print_tables, table, with_error
 from benchmarks.data import load_images
 from gpclml import Laplace
 from gpclml.evaluation import expected_calibration_error, fit_temperature
@@ -38,6 +38,10 @@ from gpclml.evaluation import expected_calibration_error, fit_temperature
 __all__ = ["DATA", "compare_posteriors", "main", "summary"]
 
 ALONE = "the network alone"
+_ABOUT = (
+    "Means over seeds of the network alone, and paired differences to it, ± standard errors. The "
+    "expected error is the calibration error of labels drawn from the predictions."
+)
 _MEMBERS = 5
 _EPOCHS = {"cancer": 200, "wine": 200}  # of tables; 40 of images
 _SPREADS: tuple[Literal["validation", "both", "evidence"], ...] = ("validation", "both", "evidence")
@@ -224,7 +228,7 @@ def _laplace_torch_predictions(
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Means over seeds of the network alone, and paired differences to them ± standard errors."""
-    scores = list(rows.columns[rows.columns.get_loc("seed") + 1 :])
+    scores = list(rows.columns[list(rows.columns).index("seed") + 1 :])
     told: list[dict[str, str]] = []
     for data, some in rows.groupby("data", sort=False):
         alone = some[some["predictions"] == ALONE].set_index("seed")[scores]
@@ -232,7 +236,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
             values = others.set_index("seed")[scores]
             values = values if how == ALONE else values - alone
             cells = {
-                name: with_error(column.dropna(), sign="" if how == ALONE else "+")
+                str(name): with_error(column.dropna(), sign="" if how == ALONE else "+")
                 for name, column in values.items()
             }
             told.append({"data": str(data), "predictions": str(how), **cells})
@@ -274,6 +278,9 @@ def main(
             print_tables(
                 "benchmarks.evidence.posteriors", tables(chosen), threads=1, csv=csv, digits=".3f"
             )
+        else:
+            about = [line[2:] for line in rows.read_text().splitlines() if line.startswith("# ")]
+            print(f"# Laplace posteriors of classifiers\n\n{code(about)}\n\n{_ABOUT}")
         told = pd.concat(done) if rows is None else pd.read_csv(rows, comment="#")
     print(f"\n{table(summary(told).replace('-', ''))}")
 
