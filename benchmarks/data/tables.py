@@ -107,7 +107,9 @@ def load(name: str, file: str | None = None) -> RegressionData:
     if ":" in name:
         path, _, target = name.rpartition(":")
         located = Path(file or path).absolute()
-        table = read_table_data(TableOptions(located, target, rows=sys.maxsize), tests=False)
+        # Two values are numbers here too.
+        options = TableOptions(located, target, rows=sys.maxsize, task="regression")
+        table = read_table_data(options, tests=False)
         origin = {"file": str(located), "sha256": table.sha256}
         return RegressionData(*table.train, origin, table.notes)
     if name == EMBEDDED:  # scaled by statistics of all rows, training inputs would see test rows

@@ -110,6 +110,7 @@ def train_on_tasks(
         A checkpoint costs a copy of the parameters and of the optimizer's state a step.
 
     Examples:
+        >>> import torch
         >>> from gpclml import MLP, ConditionalMarginalLogLikelihood, DeepKernelTransfer, LastPoints
         >>> from gpclml.meta import PeriodicTasks, train_on_tasks
         >>> model = DeepKernelTransfer(MLP([1, 40, 40]), "rbf")
