@@ -8,7 +8,6 @@ from functools import cached_property, reduce
 from typing import Any, Literal, Self, cast
 
 import torch
-from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from typing_extensions import override
 
@@ -751,9 +750,7 @@ def _log_det_and_inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
     ten times as long in a batch.
     """
     constant = matrix.detach()
-    factor, info = torch.linalg.cholesky_ex(constant)
-    if bool(info.any()):
-        raise NotPSDError('A prior is too vague for Woodbury\'s identity: use Full("parameters").')
+    factor = safe_cholesky(constant)
     inverse = torch.cholesky_inverse(factor)
     change = matrix - constant
     log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from gpytorch.likelihoods import (
     MultitaskGaussianLikelihood,
 )
 from linear_operator.utils.errors import NanError, NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
@@ -268,7 +270,9 @@ def maximize_evidence(evidence: LaplaceEvidence) -> str:
         if noise is not None:
             noise.write()
         try:
-            with torch.enable_grad():
+            # A search may pass vague priors, of which rounding leaves no factor without a jitter.
+            with torch.enable_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", NumericalWarning)
                 value = evidence.nats()
                 gradients = _gradients(value, leaves, noise)
         except (NanError, NotPSDError):
