@@ -306,16 +306,18 @@ class LastSoftmax(Curvature):
     ) -> LastSoftmax | None:
         """That of these gradients, if they are of a large last layer; else None."""
         (weight, rows), *others = gradients.items()
-        if not isinstance(rows, OuterProducts) or len(rows.shape) != 4:
+        if not isinstance(rows, OuterProducts) or len(rows.shape) != 4 or len(others) > 1:
             return None
-        if not torch.equal(rows.gradients, columns) or len(others) > 1:
+        # A bias has the very gradients of its layer's outputs; other parameters have their own.
+        if any(values is not rows.gradients for _, values in others):
             return None
         bias = others[0][0] if others else None
         inputs = (
             rows.inputs if bias is None else torch.nn.functional.pad(rows.inputs, (0, 1), value=1)
         )
         made = cls(weight, bias, inputs.double(), p.double())
-        return made if made._pays else None
+        # The comparison waits for a GPU, so that sizes are asked first.
+        return made if made._pays and torch.equal(rows.gradients, columns) else None
 
     @property
     def _pays(self) -> bool:

@@ -162,7 +162,7 @@ def network_outputs(network: torch.nn.Module, x: Tensor) -> Tensor:
 
 
 def _check_placement(network: torch.nn.Module, x: Tensor) -> None:
-    """Raises where points are of another device or floating type than the network's first layer."""
+    """Raises where points are on another device than the network."""
     weight = next((p for p in network.parameters() if p.is_floating_point()), x)
     if weight.device != x.device:
         raise ArgumentError("x", f"points on {x.device}", f"{weight.device}, as the network")

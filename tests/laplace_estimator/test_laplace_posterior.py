@@ -247,6 +247,21 @@ def test_a_large_last_layer_by_woodburys_identity():
     assert one_batch.log_evidence == pytest.approx(posterior.log_evidence, abs=1e-9)
 
 
+def test_a_large_last_layer_beside_other_weights_has_its_matrix():
+    """A parameter that comes after the last layer's weight is its bias only if it is one."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Embedding(5, 40), nn.Tanh(), nn.Linear(40, 60, bias=False)).double()
+    x, y = torch.arange(20) % 5, torch.arange(20)
+    posterior, dense = (
+        Laplace(network, "classification", weights="all", structure=structure).fit(
+            (x, y), precision=0.7
+        )
+        for structure in ("full", Full("parameters"))
+    )
+    assert posterior.log_evidence == pytest.approx(dense.log_evidence, abs=1e-9)
+    torch.testing.assert_close(posterior.predict(x).probs, dense.predict(x).probs)
+
+
 def test_as_a_model_of_botorch():
     y = Y[:, :1]
     scale = Standardize(1)
