@@ -34,6 +34,7 @@ from gpclml.curvature.structure import (
     layer_of,
 )
 from gpclml.errors import UnsupportedError
+from gpclml.gram.autograd import Evaluated, Gradients, fitted, precomputed
 from gpclml.linalg import safe_cholesky
 
 __all__ = [
@@ -86,7 +87,8 @@ class Full(Structure):
         if isinstance(cotangents, SoftmaxColumns) and self.form == "smaller":
             probabilities = cotangents.probabilities
             block = LastSoftmax.from_gradients(gradients, columns[-1], probabilities)
-            if block is not None:
+            # It has no derivative with respect to points.
+            if block is not None and not x.requires_grad:
                 return block
         return Block.from_gradients(gradients, self.form)
 
@@ -300,6 +302,15 @@ class LastSoftmax(Curvature):
     inputs: Tensor
     probabilities: Tensor
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the factors."""
+        return {**vars(self), "_last": []}
+
+    @cached_property
+    def _last(self) -> list[Any]:
+        """Prior deviations, the scale, and the factors there, as computed last."""
+        return []
+
     @classmethod
     def from_gradients(
         cls, gradients: Mapping[str, Tensor | OuterProducts], columns: Tensor, p: Tensor
@@ -315,7 +326,7 @@ class LastSoftmax(Curvature):
         inputs = (
             rows.inputs if bias is None else torch.nn.functional.pad(rows.inputs, (0, 1), value=1)
         )
-        made = cls(weight, bias, inputs.double(), p.double())
+        made = cls(weight, bias, inputs.detach().double(), p.detach().double())
         # The comparison waits for a GPU, so that sizes are asked first.
         return made if made._pays and torch.equal(rows.gradients, columns) else None
 
@@ -338,37 +349,57 @@ class LastSoftmax(Curvature):
             roots.append(precisions[self.bias].double().rsqrt().expand(classes).unsqueeze(-1))
         return torch.cat(roots, dim=-1)
 
-    def _scaled(self, precisions: Precisions) -> tuple[Tensor, Tensor]:
-        """R A, ``(C, d, N)``, and R U, the same times probabilities."""
-        a = self._roots(precisions).unsqueeze(-1) * self.inputs.mT
-        return a, a * self.probabilities.mT.unsqueeze(1)
-
-    def _inner(self, products: Tensor, scale: Scale) -> Tensor:
-        """M = I - s Uᵀ (I + R B R)⁻¹ U from the products."""
-        # Under vague priors the difference from one is rounding, by which the diagonal is raised.
-        one = 1 + len(products) * torch.finfo(products.dtype).eps
-        eye = torch.eye(len(products), dtype=products.dtype, device=products.device)
-        return one * eye - scale * products
-
     def _factors(self, precisions: Precisions, scale: Scale) -> tuple[Tensor, Tensor, Tensor]:
-        """Inverse factors of I + R B R, ``(C, d, d)``; L⁻¹ R U, ``(C, d, N)``; the factor of M."""
-        a, weighted = self._scaled(precisions)
+        """Inverse factors L⁻¹ of I + s R B R, ``(C, d, d)``; L⁻¹ R U, ``(C, d, N)``; and the factor
+        of I - s Uᵀ R (I + s R B R)⁻¹ R U, ``(N, N)``.
+        """
+        root = self._roots(precisions)
+        # A search ends where it has been last, and predictions go on from there.
+        if self._last and torch.equal(self._last[0], root) and self._last[1] == scale:
+            return self._last[2]
+        a = root.unsqueeze(-1) * self.inputs.mT  # R A, (C, d, N)
+        weighted = a * self.probabilities.mT.unsqueeze(1)  # R U
         eye = torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
         factor = safe_cholesky(eye + scale * weighted @ a.mT)
         inverse = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
         seen = inverse @ weighted
         flat = seen.flatten(0, 1)
-        return inverse, seen, safe_cholesky(self._inner(flat.mT @ flat, scale))
+        # Under vague priors the difference from one is rounding, by which the diagonal is raised.
+        inner = torch.eye(len(flat.mT), dtype=a.dtype, device=a.device)
+        inner *= 1 + len(inner) * torch.finfo(a.dtype).eps
+        factors = inverse, seen, safe_cholesky(inner - scale * (flat.mT @ flat))
+        self._last[:] = root, float(scale), factors
+        return factors
 
     @override
     def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
-        """From inverses of the blocks and of the matrix of the points; differentiable once."""
-        a, weighted = self._scaled(precisions)
-        eye = torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
-        blocks, inverse = _log_det_and_inverse(eye + scale * weighted @ a.mT)
-        products = weighted.flatten(0, 1).mT @ (inverse @ weighted).flatten(0, 1)
-        points, _ = _log_det_and_inverse(self._inner(products, scale))
-        return (blocks + points).to(precisions[self.weight].dtype)
+        """From factors of the blocks and of the matrix of the points; differentiable once."""
+        given = {name: precisions[name] for name in self.names}
+        tensors = [v for v in (*given.values(), scale) if isinstance(v, Tensor) and v.requires_grad]
+        with torch.no_grad():
+            inverse, seen, inner = self._factors(precisions, scale)
+            points = inner.diagonal().log().sum()
+            value = 2 * (points - inverse.diagonal(dim1=-2, dim2=-1).log().sum())
+
+        def vjp(grad: Tensor) -> Gradients:
+            # Variances V of weights in units of the prior: the logarithm of a precision has the
+            # slope V - 1, that of the scale their sum with the sign turned.
+            solved = torch.linalg.solve_triangular(inner, seen.flatten(0, 1).mT, upper=False)
+            moved = inverse.mT @ solved.mT.unflatten(0, seen.shape[:2])
+            variances = inverse.square().sum(-2) + scale * moved.square().sum(-1)
+            slope = grad * (variances - 1)
+            width = slope.shape[1] - (self.bias is not None)
+            slopes = dict(zip(self.names, (slope[:, :width], slope[:, width:]), strict=False))
+            gradients = []
+            for name, precision in given.items():
+                whole = slopes[name].reshape(precision.shape if precision.numel() > 1 else -1)
+                total = whole if precision.numel() > 1 else whole.sum()
+                gradients.append((precision, fitted(total / precision, precision)))
+            if isinstance(scale, Tensor):
+                gradients.append((scale, fitted(-slope.sum() / scale, scale)))
+            return gradients
+
+        return precomputed(Evaluated(value, tensors, vjp), precisions[self.weight].dtype)
 
     @override
     def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
@@ -557,8 +588,11 @@ class DiagonalCurvature(Curvature):
     def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
         """The sum over single parameters."""
         # log1p keeps what weights have that the data hardly determine.
-        terms = [(scale * h / precisions[name]).log1p().sum() for name, h in self.diagonal.items()]
-        return torch.stack(terms).sum()
+        terms = [
+            (scale * h / precisions[name]).log1p().sum(dtype=torch.float64)
+            for name, h in self.diagonal.items()
+        ]
+        return torch.stack(terms).sum().to(next(iter(precisions.values())).dtype)
 
     @override
     def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
@@ -743,20 +777,6 @@ class FunctionSpaceCurvature(Curvature):
         raise UnsupportedError(
             "curvature", "a FunctionSpace over several batches", "one batch", "Use Full for a sum."
         )
-
-
-def _log_det_and_inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of log-determinants and inverses of ``(*batch, p, p)``, with their first derivatives.
-
-    By products alone: the derivative of a factor solves many small triangular systems, which takes
-    ten times as long in a batch.
-    """
-    constant = matrix.detach()
-    factor = safe_cholesky(constant)
-    inverse = torch.cholesky_inverse(factor)
-    change = matrix - constant
-    log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum()
-    return log_det + (inverse * change).sum(), inverse - inverse @ change @ inverse
 
 
 def _check_numbers(precisions: Precisions, names: Sequence[str]) -> None:

@@ -452,14 +452,14 @@ class _Softmax(OutputLikelihood):
 
     @override
     def predictive(self, outputs, covariance, temperature=1.0, noise=None):
-        outputs, covariance = outputs / temperature, covariance / temperature**2
+        outputs = outputs / temperature
         if noise is not None:
             # Eigenvectors, since a covariance of outputs may be singular.
-            values, vectors = torch.linalg.eigh(covariance)
+            values, vectors = torch.linalg.eigh(covariance / temperature**2)
             root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
             draws = outputs + (root @ noise.to(outputs).unsqueeze(-1)).squeeze(-1)
             return Categorical(probs=self._logits(draws).softmax(-1).mean(0))
-        variance = covariance.diagonal(dim1=-2, dim2=-1)
+        variance = covariance.diagonal(dim1=-2, dim2=-1) / temperature**2
         return Categorical(logits=self._logits(outputs / (1 + math.pi / 8 * variance).sqrt()))
 
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:

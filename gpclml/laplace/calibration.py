@@ -142,12 +142,13 @@ def confident_as_the_network(
     from scipy.optimize import brentq
 
     likelihood.log_density(outputs, target)  # its checks
+    covariance = covariance.double()
 
     def mean_density(scaled: Tensor, covariance: Tensor) -> float:
-        predicted = likelihood.predictive(scaled.double(), covariance.double())
+        predicted = likelihood.predictive(scaled.double(), covariance)
         return float(_log_densities(predicted, target).mean())
 
-    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    variance = covariance.diagonal(dim1=-2, dim2=-1).to(outputs)
     least = mean_density(outputs, 0 * covariance) - _LOSS
 
     def excess(logarithm: float) -> float:

@@ -393,8 +393,10 @@ class LaplaceEvidence:
             UnsupportedError: There is a noise, and the likelihood has none.
         """
         mll = self.mll
-        density = self._likelihood(noise).log_density(self._mean, self._target)
-        density = density.sum(dtype=torch.float64)
+        precisions = mll.model.prior.precisions() if precisions is None else precisions
+        # Sums in double precision: a search takes their rounding for the shape of the evidence.
+        precisions = {k: p if p.ndim else p.double() for k, p in precisions.items()}
+        density = self._likelihood(noise).log_density(self._mean.double(), self._target).sum()
         # Of known curvature the weights are constants.
         network, constant = mll.model.network, not self._mean.requires_grad
         penalty = mll.model.prior.penalty(network, precisions, constant).double()
