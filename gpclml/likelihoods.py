@@ -29,7 +29,7 @@ from torch.distributions import (
 )
 from torch.nn.functional import logsigmoid, softplus
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import checked, tensor_like
 from gpclml._utils.arrays import points_as_tensor
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 
@@ -154,7 +154,7 @@ class LogNegativeBinomialLikelihood(_OneDimensionalLikelihood):
 
     @size.setter
     def size(self, value: Tensor | float) -> None:
-        value = torch.as_tensor(value).to(self.raw_size)
+        value = tensor_like(value, self.raw_size)
         self.initialize(raw_size=self.raw_size_constraint.inverse_transform(value))
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> NegativeBinomial:

@@ -33,6 +33,7 @@ from benchmarks._options import Csv, check_known, errors_as_text, names
 from benchmarks._tables import code, print_tables, table, with_error
 from benchmarks.data import load_images
 from gpclml import Laplace
+from gpclml.curvature import LowRank
 from gpclml.evaluation import expected_calibration_error, fit_temperature
 
 __all__ = ["DATA", "compare_posteriors", "main", "summary"]
@@ -188,6 +189,9 @@ def compare_posteriors(
         for spread in _SPREADS:
             posterior.fit(loader, validation=validation, spread=spread, progress=False)
             yield f"{weights} weights, spread {spread}", scores(_probabilities(posterior))
+    posterior = Laplace(models[0], "classification", weights="all", structure=LowRank(100))
+    posterior.fit(loader, validation=validation, progress=False)
+    yield "all weights, 100 directions", scores(_probabilities(posterior))
     if members > 1:
         with torch.no_grad():
             yield (

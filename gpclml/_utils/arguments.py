@@ -129,6 +129,11 @@ def seeded(seed: int | torch.Generator) -> torch.Generator:
     return torch.Generator().manual_seed(operator.index(seed))
 
 
+def tensor_like(value: float | Tensor, like: Tensor) -> Tensor:
+    """A number or tensor with the dtype and device of another, with all digits of a number."""
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device)
+
+
 def check_positive(suggestion: str = "", /, **numbers: float | Tensor | None) -> None:
     """Raises an ArgumentError where a number, or one in a tensor, is not positive or infinite."""
     for name, number in numbers.items():

@@ -1,8 +1,9 @@
 """Curvature of a network's log likelihood in its weights, and its log-determinants.
 
 A structure (:class:`Full`, :class:`BlockDiagonal`, :class:`Kronecker`, :class:`Diagonal`,
-:class:`FunctionSpace`) computes the curvature of a network at points from columns of output
-curvature. Its ``log_det_ratio(precisions, scale)`` is cheap to repeat when hyperparameters change.
+:class:`FunctionSpace`, :class:`LowRank`, :class:`Subnetwork`) computes the curvature of a network
+at points from columns of output curvature. Its ``log_det_ratio(precisions, scale)`` is cheap to
+repeat when hyperparameters change.
 """
 
 from gpclml.curvature.blocks import (
@@ -19,6 +20,7 @@ from gpclml.curvature.gradients import output_gradients, sample_gradients
 from gpclml.curvature.layers import OuterProducts
 from gpclml.curvature.output_likelihoods import GaussianWeightPrior, OutputLikelihood
 from gpclml.curvature.structure import Cotangents, Curvature, Structure
+from gpclml.curvature.subspaces import LowRank, LowRankCurvature, Subnetwork, SubnetworkCurvature
 
 __all__ = [
     "BlockCurvature",
@@ -32,9 +34,13 @@ __all__ = [
     "FunctionSpaceCurvature",
     "GaussianWeightPrior",
     "Kronecker",
+    "LowRank",
+    "LowRankCurvature",
     "OuterProducts",
     "OutputLikelihood",
     "Structure",
+    "Subnetwork",
+    "SubnetworkCurvature",
     "output_gradients",
     "sample_gradients",
 ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import checked, tensor_like
 from gpclml.curvature.gradients import layer_gradients, layer_products, sample_gradients
 from gpclml.curvature.layers import (
     LayerRecord,
@@ -350,8 +350,11 @@ class LastSoftmax(Curvature):
         return torch.cat(roots, dim=-1)
 
     def _factors(self, precisions: Precisions, scale: Scale) -> tuple[Tensor, Tensor, Tensor]:
-        """Inverse factors L⁻¹ of I + s R B R, ``(C, d, d)``; L⁻¹ R U, ``(C, d, N)``; and the factor
-        of I - s Uᵀ R (I + s R B R)⁻¹ R U, ``(N, N)``.
+        r"""Factors of the covariance, :math:`R L^{-\top} (I + s W^\top W) L^{-1} R`.
+
+        L⁻¹ of :math:`I + s R B R = L L^\top`, ``(C, d, d)``; W, ``(C, N, d)``, which is
+        :math:`U^\top R L^{-\top}` solved by the factor of
+        :math:`I - s U^\top R (I + s R B R)^{-1} R U`; and half of log :math:`|I + s R H R|`.
         """
         root = self._roots(precisions)
         # A search ends where it has been last, and predictions go on from there.
@@ -367,7 +370,10 @@ class LastSoftmax(Curvature):
         # Under vague priors the difference from one is rounding, by which the diagonal is raised.
         inner = torch.eye(len(flat.mT), dtype=a.dtype, device=a.device)
         inner *= 1 + len(inner) * torch.finfo(a.dtype).eps
-        factors = inverse, seen, safe_cholesky(inner - scale * (flat.mT @ flat))
+        inner = safe_cholesky(inner - scale * (flat.mT @ flat))
+        solved = torch.linalg.solve_triangular(inner, flat.mT, upper=False)
+        half = inner.diagonal().log().sum() - inverse.diagonal(dim1=-2, dim2=-1).log().sum()
+        factors = inverse, solved.unflatten(1, seen.shape[:2]).transpose(0, 1), half
         self._last[:] = root, float(scale), factors
         return factors
 
@@ -377,16 +383,12 @@ class LastSoftmax(Curvature):
         given = {name: precisions[name] for name in self.names}
         tensors = [v for v in (*given.values(), scale) if isinstance(v, Tensor) and v.requires_grad]
         with torch.no_grad():
-            inverse, seen, inner = self._factors(precisions, scale)
-            points = inner.diagonal().log().sum()
-            value = 2 * (points - inverse.diagonal(dim1=-2, dim2=-1).log().sum())
+            inverse, solved, half = self._factors(precisions, scale)
 
         def vjp(grad: Tensor) -> Gradients:
             # Variances V of weights in units of the prior: the logarithm of a precision has the
             # slope V - 1, that of the scale their sum with the sign turned.
-            solved = torch.linalg.solve_triangular(inner, seen.flatten(0, 1).mT, upper=False)
-            moved = inverse.mT @ solved.mT.unflatten(0, seen.shape[:2])
-            variances = inverse.square().sum(-2) + scale * moved.square().sum(-1)
+            variances = inverse.square().sum(-2) + scale * (solved @ inverse).square().sum(-2)
             slope = grad * (variances - 1)
             width = slope.shape[1] - (self.bias is not None)
             slopes = dict(zip(self.names, (slope[:, :width], slope[:, width:]), strict=False))
@@ -399,16 +401,16 @@ class LastSoftmax(Curvature):
                 gradients.append((scale, fitted(-slope.sum() / scale, scale)))
             return gradients
 
-        return precomputed(Evaluated(value, tensors, vjp), precisions[self.weight].dtype)
+        return precomputed(Evaluated(2 * half, tensors, vjp), precisions[self.weight].dtype)
 
     @override
     def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
-        # (I - V Vᵀ)⁻¹ is I + V M⁻¹ Vᵀ: the sum of two independent draws.
-        inverse, seen, inner = self._factors(precisions, scale)
+        # The sum of two independent draws.
+        inverse, solved, _ = self._factors(precisions, scale)
         normal = draw(count, *inverse.shape[:2]).double().permute(1, 2, 0)
-        other = draw(count, len(inner)).double().mT
-        moved = seen @ torch.linalg.solve_triangular(inner.mT, other, upper=True)
-        values = (inverse.mT @ (normal + scale**0.5 * moved)).permute(2, 0, 1)
+        other = draw(count, solved.shape[1]).double().mT
+        values = inverse.mT @ (normal + scale**0.5 * (solved.mT @ other))
+        values = values.permute(2, 0, 1)
         values = (values * self._roots(precisions)).to(precisions[self.weight].dtype)
         if self.bias is None:
             return {self.weight: values}
@@ -418,18 +420,17 @@ class LastSoftmax(Curvature):
     @torch.no_grad()
     def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
         """From the same factors."""
-        inverse, seen, inner = self._factors(precisions, scale)
+        inverse, solved, _ = self._factors(precisions, scale)
         root = self._roots(precisions)
 
         def covariance(gradients: Mapping[str, Any], together: int = 1) -> Tensor:
             # Of outputs that are those of the layer each output has the inputs of its class.
             a = gradients[self.weight].inputs.double()
             a = a if self.bias is None else torch.nn.functional.pad(a, (0, 1), value=1)
-            solved = inverse @ (root.unsqueeze(-1) * a.mT)  # (C, d, N)
-            low = torch.linalg.solve_triangular(inner, seen.mT @ solved, upper=False)
-            size = together * len(solved)
-            blocks = _group_products(low.permute(1, 2, 0).flatten(1), size) * scale
-            own = solved.mT.unflatten(1, (-1, together))  # (C, groups, q, d)
+            moved = inverse @ (root.unsqueeze(-1) * a.mT)  # (C, d, points)
+            low = (solved @ moved).permute(1, 2, 0).flatten(1)  # (N, points C)
+            blocks = _group_products(low, together * len(moved)) * scale
+            own = moved.mT.unflatten(1, (-1, together))  # (C, groups, q, d)
             per_class = (own @ own.mT).permute(1, 2, 3, 0)  # (groups, q, q, C)
             view = blocks.unflatten(2, (together, -1)).unflatten(1, (together, -1))
             view.diagonal(dim1=2, dim2=4).add_(per_class)
@@ -805,7 +806,7 @@ def _factor(matrix: Tensor, scale: Scale = 1.0) -> Tensor:
     """
     eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     rounding = 1 + len(matrix) * torch.finfo(matrix.dtype).eps * eye
-    return safe_cholesky(torch.addcmul(eye, matrix * rounding, torch.as_tensor(scale).to(matrix)))
+    return safe_cholesky(torch.addcmul(eye, matrix * rounding, tensor_like(scale, matrix)))
 
 
 def _log_det(matrix: Tensor, scale: Tensor | float) -> Tensor:

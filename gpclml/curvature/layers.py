@@ -385,11 +385,13 @@ def sum_over_chunks(
     cotangents: Cotangents,
     *,
     all_columns: bool = False,
+    dense: bool = False,
 ) -> Any:
     """The curvature of chunks of points, added up; in memory are the passes of one chunk.
 
     Chunks follow from the sizes of what layers return, and from the number of columns if ``of``
-    keeps gradients of all at a time. Points that require a gradient need all passes at once.
+    keeps gradients of all at a time, in ``dense`` form if it asks for rows of every layer together.
+    Points that require a gradient need all passes at once.
     """
     check_network(module)
     probe, sizes = x[:2].detach(), [0, 0]
@@ -410,13 +412,13 @@ def sum_over_chunks(
     # Outputs and what gradients are computed from, gradients of the layers that are recorded, and
     # those of other parameters at single points: of all together, or of one layer after another.
     kept_types = (torch.nn.Linear,) if all_columns else _SUPPORTED
-    dense = [
+    sizes_of_rows = [
         sum(p.numel() for p in layer.parameters(recurse=False) if p.requires_grad)
-        for layer in module.modules() if type(layer) not in kept_types
+        for layer in module.modules() if dense or type(layer) not in kept_types
     ]  # fmt: skip
     columns = outputs[0].numel()
     numbers = (2 * sizes[0] + (columns if all_columns else 1) * sizes[1]) / len(probe)
-    numbers += columns * (max if all_columns else sum)([0, *dense])
+    numbers += columns * (max if all_columns and not dense else sum)([0, *sizes_of_rows])
     size = numbers * next(module.parameters()).element_size()
     # A point is not alone: others are needed to see that its gradients are its own.
     chunks = min(math.ceil(len(x) * size / _BYTES), len(x) // 2)

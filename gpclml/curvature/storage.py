@@ -26,6 +26,7 @@ from gpclml.curvature.blocks import (
 from gpclml.curvature.layers import Products
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.curvature.structure import Curvature
+from gpclml.curvature.subspaces import LowRankCurvature, SubnetworkCurvature
 from gpclml.errors import UnsupportedError
 from gpclml.likelihoods import HeteroscedasticGaussianLikelihood, LogisticLikelihood
 
@@ -40,6 +41,8 @@ _PARTS: dict[str, tuple[Any, ...]] = {  # arguments of the constructors, which a
     "DiagonalCurvature": (DiagonalCurvature, "diagonal"),
     "BlockCurvature": (BlockCurvature, "blocks"),
     "Block": (Block, "shapes", "is_rows", "matrix"),
+    "LowRankCurvature": (LowRankCurvature, "shapes", "is_rows", "matrix", "rank"),
+    "SubnetworkCurvature": (SubnetworkCurvature, "inner", "indices", "shapes"),
     "LastSoftmax": (LastSoftmax, "weight", "bias", "inputs", "probabilities"),
     "Factors": (Factors, "weight", "bias", "gradients", "inputs", "count", "shape"),
     "Products": (Products, "values", "is_rows"),
@@ -62,7 +65,7 @@ def content_of_curvature(value: Any) -> Any:
         names = _PARTS[kind][1:]
         return {"<class>": kind} | {k: content_of_curvature(getattr(value, k)) for k in names}
     if isinstance(value, Curvature):
-        expected = "one of Full, BlockDiagonal, Diagonal or Kronecker"
+        expected = "any but FunctionSpace"
         raise UnsupportedError("curvature", kind, expected)
     if isinstance(value, Mapping):
         return {name: content_of_curvature(entry) for name, entry in value.items()}

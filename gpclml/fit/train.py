@@ -13,6 +13,7 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
+from gpclml._utils.arguments import tensor_like
 from gpclml._utils.environment import load_botorch, progress_bar
 from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml._utils.resuming import check_state, copied_state
@@ -63,7 +64,7 @@ def limits_of(mll: MarginalLogLikelihood) -> dict[str, tuple[Tensor, Tensor]]:
     named, bounds = get_parameters_and_bounds(cast(Any, mll), requires_grad=True)
     limits = {}
     for name, pair in bounds.items():
-        lower, upper = (torch.as_tensor(cast(Any, bound)).to(named[name]) for bound in pair)
+        lower, upper = (tensor_like(cast(Any, bound), named[name]) for bound in pair)
         limits[name] = lower, upper
     return limits
 

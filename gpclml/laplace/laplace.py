@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import warnings
@@ -28,12 +29,21 @@ from gpclml._utils.arguments import (
     check_positive,
     checked,
     seeded,
+    tensor_like,
 )
 from gpclml._utils.environment import progress_bar
 from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml._utils.resuming import check_state, digest, versions_of
 from gpclml.conditioning.batches import batches_of, points_of
-from gpclml.curvature import Diagonal, Full, GaussianWeightPrior, Kronecker, Structure
+from gpclml.curvature import (
+    Diagonal,
+    DiagonalCurvature,
+    Full,
+    GaussianWeightPrior,
+    Kronecker,
+    Structure,
+    Subnetwork,
+)
 from gpclml.curvature.gradients import outputs_and_gradients
 from gpclml.curvature.output_likelihoods import (
     OutputLikelihood,
@@ -72,7 +82,7 @@ from gpclml.laplace.inputs import (
     TensorNetwork,
     network_outputs,
 )
-from gpclml.laplace.weights import chosen_parameters, trained_only
+from gpclml.laplace.weights import chosen_parameters, chosen_weights, trained_only
 from gpclml.likelihoods import LogisticLikelihood
 from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 from gpclml.mlls.evidence_search import (
@@ -138,9 +148,11 @@ class Laplace:
             ``BernoulliLikelihood`` is a probit, not for logits.
         weights: Weights in the posterior: ``"last"`` for those of the last layer that has some that
             require a gradient (of all layers if none do), and for all of them where adapters
-            (LoRA) alone do; ``"all"`` for all that require a gradient; or names of parameters or
-            modules.
-        structure: ``"kron"``, ``"full"``, ``"diag"``, or a structure of :mod:`gpclml.curvature`.
+            (LoRA) alone do; ``"all"`` for all that require a gradient; names of parameters or
+            modules; or a subnetwork, by numbers in the vector of ``network.parameters()``, as
+            :meth:`largest_variances` gives them, or a mask of it.
+        structure: ``"kron"``, ``"full"``, ``"diag"``, or a structure of :mod:`gpclml.curvature`;
+            of a subnetwork ``"full"`` or ``"diag"``.
         by: One precision for the ``"network"``, for each ``"layer"``, ``"parameter"`` or
             ``"weight"``, the last not with ``"kron"``.
         output: Makes outputs ``(N, C)`` of what the network returns; None for the tensor itself or
@@ -179,7 +191,7 @@ class Laplace:
         network: torch.nn.Module,
         likelihood: Likelihood | Literal["classification", "regression"],
         *,
-        weights: str | Sequence[str] = "last",
+        weights: str | Sequence[str] | Tensor = "last",
         structure: Structure | Literal["kron", "full", "diag"] = "kron",
         by: Literal["network", "layer", "parameter", "weight"] = "layer",
         output: Callable[[Any], Tensor] | None = None,
@@ -197,6 +209,9 @@ class Laplace:
         self._module: torch.nn.Module = network if output is None else self._of_dictionaries
         named = structure if isinstance(structure, str) else ""
         self.structure: Structure = _STRUCTURES.get(named, cast(Structure, structure))
+        if isinstance(weights, Tensor) and not isinstance(self.structure, Full | Diagonal):
+            got = f"{structure!r} of a subnetwork"
+            raise UnsupportedError("structure", got, "'full' or 'diag'")
         noise = LogNoise.of(likelihood)
         # A noise that is not the one a likelihood is made with was set by the caller.
         self._keeps_noise = noise is not None and bool(noise.parameter.detach().any())
@@ -206,7 +221,8 @@ class Laplace:
         shown = (self.network, self.likelihood, self.structure)
         names = [value if isinstance(value, str) else type(value).__name__ for value in shown]
         fitted = f"{self.num_data} points" if self._evidence is not None else "not fitted"
-        return f"Laplace({', '.join(names)}, weights={self.weights!r}: {fitted})"
+        weights = "a subnetwork" if isinstance(self.weights, Tensor) else repr(self.weights)
+        return f"Laplace({', '.join(names)}, weights={weights}: {fitted})"
 
     @checked
     def fit(
@@ -216,6 +232,7 @@ class Laplace:
         validation: NetworkData | None = None,
         precision: float | Literal["evidence", "validation", "clml"] = "evidence",
         spread: Literal["validation", "both", "evidence"] = "both",
+        add: bool = False,
         batch_size: int = 256,
         progress: bool | None = None,
     ) -> Self:
@@ -249,6 +266,8 @@ class Laplace:
                 points with larger variances stay less sure. ``"validation"``: predictions are the
                 network's, c = 0.
                 ``"evidence"``: covariance and a are those without validation points.
+            add: Whether the data are added to those of the fit before, at the same weights.
+                Precisions and noise are chosen by all of them, a by the new ones.
             batch_size: Number of points that are processed at a time, if the data are tensors.
             progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
@@ -257,7 +276,8 @@ class Laplace:
 
         Raises:
             ArgumentError: Data are missing or are not pairs of tensors; labels contradict the
-                network's outputs; a precision is not positive, or needs validation data.
+                network's outputs; a precision is not positive, or needs validation data; there is
+                no fit to add to, or weights have changed since.
             ShapeError: Points, outputs, likelihood and targets do not fit each other.
             ModelModeError: Dropout or batch normalization is in train mode.
             UnsupportedError: The curvature is not available for a layer, which the error names.
@@ -274,21 +294,31 @@ class Laplace:
         elif precision in ("validation", "clml") and validation is None:
             got = f"{precision!r} without validation data"
             raise ArgumentError("precision", got, "validation=(x, y) too")
+        before = self._fitted() if add else None
         batches = self._batches("data", data, batch_size)
         first = next(batches)
         likelihood = self._made_likelihood(first[0])
-        if isinstance(likelihood, MultitaskGaussianLikelihood):
-            self._fit_noises(data, batch_size)
-        # Weights outside the posterior are constants, of which no curvature is computed.
-        self.names = chosen_parameters(self._module, self.weights, first[0])
-        start = 1.0 if isinstance(precision, str) else precision
-        with trained_only(self.network, self.names):
-            prior = GaussianWeightPrior(self._module, self.by, start, self._prior_mean())
-            model = LinearizedNetwork(self._module, prior)
-            mll = LaplaceMarginalLogLikelihood(likelihood, model, _UNKNOWN, self.structure)
-            evidence = mll.evidence_of(*first)
-            for x, y in progress_bar(batches, desc="batches", progress=progress):
-                evidence = evidence + mll.evidence_of(x, y)
+        if before is None:
+            if isinstance(likelihood, MultitaskGaussianLikelihood):
+                self._fit_noises(data, batch_size)
+            mll = self._objective(likelihood, first[0])
+        else:
+            mll = before.mll
+        prior, evidence = mll.model.prior, before
+        rest = progress_bar(batches, desc="batches", progress=progress)
+        try:
+            mll.num_data = _UNKNOWN
+            # Weights outside the posterior are constants, of which no curvature is computed.
+            with trained_only(self.network, self.names):
+                for x, y in itertools.chain([first], rest):
+                    more = mll.evidence_of(x, y)
+                    evidence = more if evidence is None else evidence + more
+        finally:
+            mll.num_data = len(before.seen[0]) if before is not None else _UNKNOWN
+        evidence = cast(LaplaceEvidence, evidence)
+        if not isinstance(precision, str):
+            with torch.no_grad():
+                prior.log_precision.fill_(math.log(precision))
         self.num_data = mll.num_data = len(evidence.seen[0])
         check_targets_belong("data", *evidence.seen)
         self._search(evidence, climbs=isinstance(precision, str))
@@ -368,6 +398,22 @@ class Laplace:
                 made = SoftmaxLikelihood(num_classes=outputs.shape[-1], mixing_weights=False)
             self.likelihood = made.to(outputs)
         return cast(Likelihood, self.likelihood)
+
+    def _objective(self, likelihood: Likelihood, x: Tensor) -> LaplaceMarginalLogLikelihood:
+        """The evidence of the weights that were asked for."""
+        structure, chosen = self.structure, {}
+        if isinstance(self.weights, Tensor):
+            chosen = chosen_weights(self._module, self.weights)
+            structure = Subnetwork(chosen, "full" if isinstance(structure, Full) else "diag")
+        self.names = list(chosen) or chosen_parameters(self._module, cast(Any, self.weights), x)
+        with trained_only(self.network, self.names):
+            mean = self._prior_mean()
+            if chosen:
+                mean = _mean_of_chosen(mean, chosen, dict(self._module.named_parameters()))
+            model = LinearizedNetwork(
+                self._module, GaussianWeightPrior(self._module, self.by, mean=mean)
+            )
+            return LaplaceMarginalLogLikelihood(likelihood, model, _UNKNOWN, structure)
 
     def _prior_mean(self) -> float | Mapping[str, Tensor]:
         """The prior mean of the weights in the posterior: others are constants."""
@@ -721,6 +767,48 @@ class Laplace:
             weights = {name: p.detach() for name, p in self._module.named_parameters()}
             return away - in_single(call_with(self._module, weights, points)) + mean
 
+    @torch.no_grad()
+    @checked
+    def largest_variances(self, count: int) -> Tensor:
+        """The weights of the largest variances, of which a subnetwork may be made.
+
+        Args:
+            count: Number of weights.
+
+        Returns:
+            Their numbers in the vector of ``network.parameters()``, ``(count,)``, increasing.
+
+        Raises:
+            ArgumentError: The posterior has fewer weights, or is not fitted.
+            UnsupportedError: Its structure is not ``"diag"``.
+
+        Examples:
+            >>> import torch
+            >>> from gpclml import MLP, Laplace
+            >>> x = torch.linspace(-1, 1, 100).unsqueeze(-1)
+            >>> network, y = MLP([1, 20, 1]).eval(), (3 * x[:, 0]).sin()
+            >>> every = Laplace(network, "regression", weights="all", structure="diag")
+            >>> largest = every.fit((x, y)).largest_variances(20)
+            >>> posterior = Laplace(network, "regression", weights=largest, structure="full")
+            >>> posterior = posterior.fit((x, y))
+        """
+        check_counts(count=count)
+        evidence, precisions = self._fitted(), self._precisions()
+        curvature = evidence.curvature
+        if not isinstance(curvature, DiagonalCurvature):
+            got = f"a {type(curvature).__name__}"
+            raise UnsupportedError("structure", got, "'diag', whose variances are known")
+        scale = evidence.curvature_scale()
+        variances = {k: 1 / (scale * h + precisions[k]) for k, h in curvature.diagonal.items()}
+        total = sum(v.numel() for v in variances.values())
+        if count > total:
+            raise ArgumentError("count", count, f"at most {total}, the weights in the posterior")
+        every = [
+            variances[name].flatten() if name in variances else torch.full_like(p, -1.0).flatten()
+            for name, p in self._module.named_parameters()
+        ]
+        return torch.cat(every).topk(count).indices.sort().values
+
     def to_botorch(self, input_transform: Any = None, outcome_transform: Any = None) -> Model:
         """The posterior as a BoTorch model, for acquisition functions.
 
@@ -765,10 +853,10 @@ class Laplace:
                 if name not in precisions:
                     expected = f"names of {', '.join(precisions)}"
                     raise ArgumentError("prior_precision", repr(name), expected)
-                precisions[name] = torch.as_tensor(value).to(precisions[name])
+                precisions[name] = tensor_like(value, precisions[name])
         elif prior_precision is not None:
             shape = self._prior.log_precision.shape
-            values = torch.as_tensor(prior_precision).to(self._prior.log_precision)
+            values = tensor_like(prior_precision, self._prior.log_precision)
             if values.numel() != 1 and values.shape != shape:
                 expected = f"a number, or {tuple(shape)}, one for each {self.by}"
                 raise ShapeError("prior_precision", tuple(values.shape), expected)
@@ -933,6 +1021,21 @@ class Laplace:
         """Without what is computed from the rest, or holds in this process alone."""
         empty = {"_functions": {}, "_probed": {}, "_sizes": {}, "_drawn": None, "_versions": ()}
         return {**vars(self), **(empty if self._evidence is not None else {})}
+
+
+def _mean_of_chosen(
+    mean: float | Mapping[str, Tensor],
+    chosen: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """A prior mean at which all other weights are: constants have no part in the evidence."""
+    means = {}
+    for name, index in chosen.items():
+        given = mean.get(name, 0.0) if isinstance(mean, Mapping) else mean
+        whole = parameters[name].detach().clone()
+        whole.view(-1)[index] = tensor_like(given, whole).expand_as(whole).flatten()[index]
+        means[name] = whole
+    return means
 
 
 class _Again:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gpclml.curvature.structure import layer_of
-from gpclml.errors import ArgumentError
+from gpclml.errors import ArgumentError, ShapeError
 from gpclml.laplace.inputs import network_outputs
 
-__all__ = ["chosen_parameters", "trained_only"]
+__all__ = ["chosen_parameters", "chosen_weights", "trained_only"]
 
 _NEAR = 3  # modules from an adapter's weights up to the one that has the frozen ones
 
@@ -57,6 +57,38 @@ def chosen_parameters(
         chosen = [name for name in named if name in chosen]
     if not chosen:
         raise ArgumentError("weights", "no parameter", "at least one", "Set requires_grad.")
+    return chosen
+
+
+def chosen_weights(network: torch.nn.Module, weights: Tensor) -> dict[str, Tensor]:
+    """Numbers of the weights in each parameter, by its name, from those of all weights together.
+
+    Args:
+        network: The network.
+        weights: Numbers in the vector of all weights, in the order of ``network.parameters()``, or
+            a mask of it.
+
+    Raises:
+        ArgumentError: There is none, or one is not that of a weight.
+        ShapeError: The mask has another length.
+    """
+    named = dict(network.named_parameters())
+    total = sum(p.numel() for p in named.values())
+    if weights.ndim != 1 or (weights.dtype == torch.bool and len(weights) != total):
+        expected = f"numbers of weights, (m,), or a mask ({total},)"
+        raise ShapeError("weights", tuple(weights.shape), expected)
+    if weights.is_floating_point() or weights.is_complex():
+        raise ArgumentError("weights", f"{weights.dtype}", "integers or truth values")
+    index = weights.nonzero()[:, 0] if weights.dtype == torch.bool else weights.unique()
+    if not len(index) or int(index[0]) < 0 or int(index[-1]) >= total:
+        got = f"{len(index)} of them" if not len(index) else f"{int(index[0])} to {int(index[-1])}"
+        raise ArgumentError("weights", got, f"at least one number from 0 to {total - 1}")
+    chosen, first = {}, 0
+    for name, p in named.items():
+        inside = index[(index >= first) & (index < first + p.numel())] - first
+        first += p.numel()
+        if len(inside):
+            chosen[name] = inside
     return chosen
 
 

@@ -13,7 +13,7 @@ from gpytorch.models import ExactGP
 from linear_operator import to_linear_operator
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, check_positive, checked, seeded
+from gpclml._utils.arguments import check_counts, check_positive, checked, seeded, tensor_like
 from gpclml._utils.environment import progress_bar
 from gpclml._utils.resuming import ResumableDraws, versions_of
 from gpclml.conditioning import LastPoints
@@ -420,7 +420,7 @@ class LaplaceEvidence:
             if not hasattr(likelihood, "noise"):
                 kind = type(self.mll.likelihood).__name__
                 raise UnsupportedError("noise", f"one for {kind}", "None")
-            likelihood.noise = torch.as_tensor(noise).to(self._mean)
+            likelihood.noise = tensor_like(noise, self._mean)
         return likelihood
 
     @torch.no_grad()

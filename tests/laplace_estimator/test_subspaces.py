@@ -1,0 +1,286 @@
+"""Subnetworks, curvature of low rank, and data added later: against dense algebra by autograd."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, jacrev
+
+from gpclml import MLP, Laplace
+from gpclml.curvature import Full, LowRank
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml.likelihoods import HeteroscedasticGaussianLikelihood, LogisticLikelihood
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.rand(40, 2, generator=GENERATOR, dtype=torch.float64)
+Y = (4 * X[:, 0]).sin() + X[:, 1] ** 2
+LABELS = (Y > 0.5).long() + (Y > 1.1)
+NEW = torch.rand(4, 2, generator=GENERATOR, dtype=torch.float64)
+
+
+def trained(sizes, loss, steps=150):
+    torch.manual_seed(0)
+    network = MLP(sizes).double()
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(network(X)).backward()
+        optimizer.step()
+    return network.eval()
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return trained([2, 8, 3], lambda f: nn.functional.cross_entropy(f, LABELS))
+
+
+@pytest.fixture(scope="module")
+def regressor():
+    return trained([2, 8, 1], lambda f: (f[:, 0] - Y).square().mean())
+
+
+def jacobian(network, x):
+    """Rows of all outputs, ``(N, C, P)``, in the order of the parameters."""
+    parameters = {name: p.detach() for name, p in network.named_parameters()}
+    blocks = jacrev(lambda p: functional_call(network, p, (x,)))(parameters)
+    return torch.cat([block.flatten(2) for block in blocks.values()], dim=-1)
+
+
+def curvature(network, x):
+    """The generalized Gauss-Newton matrix of a softmax."""
+    p = network(x).detach().softmax(-1)
+    middle = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+    rows = jacobian(network, x)
+    return (rows.mT @ middle @ rows).sum(0)
+
+
+def cholesky_in_long_double(matrix):
+    """A factor with some 19 digits, which says how many of float64's are right."""
+    a = matrix.detach().numpy().astype(np.longdouble)
+    for k in range(len(a)):
+        a[k, k] = np.sqrt(a[k, k] - a[k, :k] @ a[k, :k])
+        a[k + 1 :, k] = (a[k + 1 :, k] - a[k + 1 :, :k] @ a[k, :k]) / a[k, k]
+        a[k, k + 1 :] = 0
+    return a
+
+
+def covariance_in_long_double(precision, rows):
+    """``rows precision⁻¹ rowsᵀ``."""
+    factor, solved = (
+        cholesky_in_long_double(precision),
+        rows.detach().numpy().astype(np.longdouble).T,
+    )
+    for k in range(len(factor)):
+        solved[k] = (solved[k] - factor[k, :k] @ solved[:k]) / factor[k, k]
+    return torch.tensor((solved.T @ solved).astype(np.float64))
+
+
+def test_covariances_to_twelve_digits(classifier, regressor):
+    """Of each likelihood: errors of float64 relative to the largest entry."""
+    delta = 0.7
+    heteroscedastic = nn.Sequential(regressor, nn.Linear(1, 2).double()).eval()
+    logit = nn.Sequential(classifier, nn.Linear(3, 1).double()).eval()
+    cases = [
+        (classifier, "classification", LABELS, None),
+        (logit, LogisticLikelihood().double(), (LABELS > 0).long(), "logit"),
+        (heteroscedastic, HeteroscedasticGaussianLikelihood().double(), Y, "fisher"),
+    ]
+    for network, likelihood, target, kind in cases:
+        posterior = Laplace(network, likelihood, weights="all", structure="full")
+        posterior.fit((X, target), precision=delta)
+        rows, f = jacobian(network, X), network(X).detach()
+        if kind == "logit":
+            p = f.sigmoid()
+            middle = (p * (1 - p)).unsqueeze(-1)
+        elif kind == "fisher":  # 1 / variance of the mean, 1 / 2 of the log variance
+            middle = torch.diag_embed(
+                torch.stack([(-f[:, 1]).exp(), torch.full_like(f[:, 1], 0.5)], 1)
+            )
+        else:
+            p = f.softmax(-1)
+            middle = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+        H = (rows.mT @ middle @ rows).sum(0)
+        H += delta * torch.eye(len(H), dtype=H.dtype)
+        expected = covariance_in_long_double(H, jacobian(network, NEW).flatten(0, 1))
+        covariance = posterior.output_distribution(NEW, joint=True).covariance_matrix.detach()
+        scale = posterior.covariance_scale
+        assert float((covariance / scale - expected).abs().max() / expected.abs().max()) < 1e-12
+        ratio = 2 * float(np.log(np.diag(cholesky_in_long_double(H))).sum())
+        ratio -= len(H) * math.log(delta)
+        evidence = posterior.log_marginal_likelihood()
+        squares = sum(p.detach().square().sum() for p in network.parameters())
+        density = posterior._fitted()._likelihood().log_density(f, target).sum()
+        assert float(evidence) == pytest.approx(
+            float(density - 0.5 * delta * squares) - 0.5 * ratio, rel=1e-12
+        )
+
+
+def chosen_weights(network, count=15):
+    total = sum(p.numel() for p in network.parameters())
+    return torch.randperm(total, generator=torch.Generator().manual_seed(1))[:count].sort().values
+
+
+@pytest.mark.parametrize("form", ["numbers", "mask"])
+@pytest.mark.parametrize("structure", ["full", "diag"])
+def test_subnetworks(classifier, structure, form, tmp_path):
+    index, delta = chosen_weights(classifier), 1.3
+    weights = torch.cat([p.detach().flatten() for p in classifier.parameters()])
+    mask = torch.zeros(len(weights), dtype=torch.bool)
+    mask[index] = True
+    posterior = Laplace(
+        classifier, "classification", weights=mask if form == "mask" else index,
+        structure=structure, prior_mean=0.2,
+    ).fit((X, LABELS), precision=delta)  # fmt: skip
+    H = curvature(classifier, X)[index][:, index]
+    H = H if structure == "full" else H.diagonal().diag()
+    precision = H + delta * torch.eye(len(index), dtype=H.dtype)
+    rows = jacobian(classifier, NEW).flatten(0, 1)[:, index]
+    expected = covariance_in_long_double(precision, rows)
+    joint = posterior.output_distribution(NEW, joint=True).covariance_matrix
+    assert float((joint - expected).abs().max() / expected.abs().max()) < 1e-12
+    torch.testing.assert_close(
+        posterior.output_distribution(NEW).variance, joint.diagonal().view(4, 3)
+    )
+    density = -nn.functional.cross_entropy(classifier(X), LABELS, reduction="sum").item()
+    nats = density - 0.5 * delta * float((weights[index] - 0.2).square().sum())
+    nats -= 0.5 * float(torch.logdet(precision) - len(index) * math.log(delta))
+    assert posterior.log_evidence == pytest.approx(nats, rel=1e-10)
+
+    draws = posterior.sample_weights(4000, seed=1)
+    others = dict(classifier.named_parameters())
+    away = torch.cat(
+        [
+            (draws[name] - p.detach() if name in draws else p.new_zeros(4000, *p.shape)).flatten(1)
+            for name, p in others.items()
+        ],
+        dim=1,
+    )
+    assert float(away[:, ~mask].abs().max()) == 0
+    covariance = torch.linalg.inv(precision)
+    size = covariance.diagonal().sqrt()
+    error = (torch.cov(away[:, index].mT) - covariance) / torch.outer(size, size)
+    assert float(error.abs().max()) < 0.1
+    x = NEW[:2].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: posterior.output_distribution(x).variance, (x,))
+    posterior.save(tmp_path / "posterior.pt")
+    again = Laplace.load(tmp_path / "posterior.pt", classifier)
+    assert torch.equal(again.predict(NEW).probs, posterior.predict(NEW).probs)
+    assert float(again.log_marginal_likelihood(2.0)) == float(
+        posterior.log_marginal_likelihood(2.0)
+    )
+
+
+def test_subnetworks_search_the_evidence_alike_in_batches_and_layers():
+    torch.manual_seed(0)
+    layers = nn.Conv1d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(3, 3)
+    network = nn.Sequential(*layers).double().eval()
+    points = X.unsqueeze(1)
+    index = chosen_weights(network, 12)
+    whole, batches = (
+        Laplace(network, "classification", weights=index, structure="full", by=by).fit(data)
+        for by, data in (
+            ("layer", (points, LABELS)),
+            ("layer", [(points[:15], LABELS[:15]), (points[15:], LABELS[15:])]),
+        )
+    )
+    assert whole.log_evidence == pytest.approx(batches.log_evidence, rel=1e-10)
+    slope = torch.full((2,), 0.0, dtype=torch.float64, requires_grad=True)
+    best = torch.tensor([float(p) for p in dict.fromkeys(whole.precisions.values())])
+    value = whole.log_marginal_likelihood(best.double() * slope.exp())
+    assert float(torch.autograd.grad(value, slope)[0].abs().max()) < 0.01
+    single = Laplace(network, "classification", weights=index, structure="diag", by="weight")
+    assert single.fit((points, LABELS), precision=2.0).precisions["0.weight"].shape == (3, 1, 2)
+
+
+def test_the_largest_variances(classifier):
+    every = Laplace(classifier, "classification", weights="all", structure="diag")
+    every.fit((X, LABELS), precision=0.5)
+    variances = 1 / (curvature(classifier, X).diagonal() + 0.5)
+    index = every.largest_variances(9)
+    assert torch.equal(index, variances.topk(9).indices.sort().values)
+    posterior = Laplace(classifier, "classification", weights=index, structure="full")
+    assert posterior.fit((X, LABELS)).predict(NEW).probs.shape == (4, 3)
+    with pytest.raises(ArgumentError, match="at most 51"):
+        every.largest_variances(52)
+    with pytest.raises(UnsupportedError, match="'diag'"):
+        posterior.largest_variances(3)
+
+
+def test_low_rank(classifier):
+    full, whole, low = (
+        Laplace(classifier, "classification", weights="all", structure=structure).fit(
+            (X, LABELS), precision=0.5
+        )
+        for structure in (Full("parameters"), LowRank(120), LowRank(6))
+    )
+    assert whole.log_evidence == pytest.approx(full.log_evidence, rel=1e-10)
+    pairs = [p.output_distribution(NEW, joint=True).covariance_matrix for p in (whole, full)]
+    torch.testing.assert_close(*pairs, rtol=1e-9, atol=1e-12)
+    values, vectors = torch.linalg.eigh(curvature(classifier, X))
+    H = (vectors[:, -6:] * values[-6:]) @ vectors[:, -6:].mT
+    precision = H + 0.5 * torch.eye(len(H), dtype=H.dtype)
+    rows = jacobian(classifier, NEW).flatten(0, 1)
+    covariance = low.output_distribution(NEW, joint=True).covariance_matrix
+    expected = covariance_in_long_double(precision, rows)
+    assert float((covariance - expected).abs().max() / expected.abs().max()) < 1e-12
+    assert low.log_evidence > full.log_evidence
+    assert bool((covariance.diagonal() >= pairs[1].diagonal()).all())
+    # Of several batches what is left out is little more.
+    batches = [(X[:20], LABELS[:20]), (X[20:], LABELS[20:])]
+    parted = Laplace(classifier, "classification", weights="all", structure=LowRank(6))
+    parted.fit(batches, precision=0.5)
+    assert parted.log_evidence >= low.log_evidence - 1e-9
+    assert parted.log_evidence == pytest.approx(low.log_evidence, abs=1.0)
+    assert parted._fitted().curvature.matrix.shape == (6, 51)
+    with pytest.raises(ArgumentError, match="rank"):
+        Laplace(classifier, "classification", structure=LowRank(0)).fit((X, LABELS))
+
+
+@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+def test_data_that_are_added(regressor, structure):
+    halves = [(X[:25], Y[:25, None]), (X[25:], Y[25:, None])]
+    whole = Laplace(regressor, "regression", weights="all", structure=structure).fit(halves)
+    added = Laplace(regressor, "regression", weights="all", structure=structure).fit(halves[0])
+    before = added.log_evidence
+    added.fit(halves[1], add=True)
+    assert added.num_data == 40
+    assert added.log_evidence != before
+    assert added.log_evidence == pytest.approx(whole.log_evidence, abs=1e-6)
+    torch.testing.assert_close(
+        added.predict(NEW).variance, whole.predict(NEW).variance, rtol=1e-3, atol=0
+    )
+    fixed = [Laplace(regressor, "regression", weights="all", structure=structure) for _ in range(2)]
+    fixed[0].fit(halves, precision=2.0)
+    fixed[1].fit(halves[0], precision=3.0).fit(halves[1], precision=2.0, add=True)
+    assert fixed[1].log_evidence == pytest.approx(fixed[0].log_evidence, rel=1e-12)
+
+
+def test_what_fails_to_be_added_leaves_the_fit_as_it_was(classifier):
+    posterior = Laplace(classifier, "classification").fit((X, LABELS))
+    expected, evidence = posterior.predict(NEW).probs, posterior.log_evidence
+    with pytest.raises(ShapeError):
+        posterior.fit([(X, LABELS), (X, LABELS[:7])], add=True)
+    assert torch.equal(posterior.predict(NEW).probs, expected)
+    assert float(posterior.log_marginal_likelihood()) == pytest.approx(evidence, rel=1e-12)
+    with pytest.raises(ArgumentError, match="not fitted"):
+        Laplace(classifier, "classification").fit((X, LABELS), add=True)
+
+
+def test_subnetworks_that_are_none(classifier):
+    def fit(weights, structure="full"):
+        return Laplace(classifier, "classification", weights=weights, structure=structure).fit(
+            (X, LABELS)
+        )
+
+    with pytest.raises(UnsupportedError, match="'full' or 'diag'"):
+        fit(torch.tensor([1, 2]), "kron")
+    for weights in (torch.tensor([], dtype=torch.int64), torch.tensor([51]), torch.tensor([-1, 2])):
+        with pytest.raises(ArgumentError, match="from 0 to 50"):
+            fit(weights)
+    with pytest.raises(ArgumentError, match="integers"):
+        fit(torch.tensor([1.0, 2.0]))
+    for weights in (torch.tensor([[1], [2]]), torch.ones(7, dtype=torch.bool)):
+        with pytest.raises(ShapeError, match="mask"):
+            fit(weights)
