@@ -70,7 +70,7 @@ CALLS: Mapping[str, Callable] = {
 ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     (
         "conditioning.LeaveOneOut", "curvature.BlockDiagonal", "curvature.Full",
-        "curvature.Kronecker", "evidence.training_speed.SumOfTrainingLosses",
+        "curvature.Kronecker", "curvature.LowRank", "evidence.training_speed.SumOfTrainingLosses",
         "kernels.CosineSimilarityKernel", "linalg.ConjugateGradients",
         "linalg.gaussians.LowRankFamily",
     ): dict,
@@ -92,6 +92,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     (
         "curvature.GaussianWeightPrior", "kernels.LinearizedMean", "kernels.NetworkMean",
     ): lambda: dict(network=mlp()),
+    "curvature.Subnetwork": lambda: dict(indices={"0.weight": here(torch.tensor([0, 2]))}),
     "curvature.output_likelihoods.output_likelihood": lambda: dict(likelihood=classes()),
     "laplace.Laplace": lambda: dict(network=mlp(3), likelihood=classes()),
     "laplace.Laplace.fit": lambda: dict(
@@ -104,6 +105,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "laplace.Laplace.output_covariance": lambda: dict(
         self=posterior(), x=inputs(3), other=inputs(2)),
     "laplace.Laplace.sample_outputs": lambda: dict(self=posterior(), x=inputs(3), count=2),
+    "laplace.Laplace.largest_variances": lambda: dict(
+        self=Laplace(mlp(3), classes(), structure="diag").fit((inputs(), labels())), count=2),
     "laplace.Laplace.sample_weights": lambda: dict(self=posterior(), count=2),
     "tables.Classifier": lambda: dict(kernels=("rbf",)),
     "tables.Regressor": lambda: dict(candidates=("linear",)),
