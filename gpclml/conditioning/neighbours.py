@@ -12,8 +12,6 @@ from gpclml._utils.arguments import check_counts, checked
 from gpclml.conditioning.strategies import Conditioning, Split
 from gpclml.errors import ArgumentError
 
-__all__ = ["NearestNeighbors", "NeighborIndex"]
-
 # A tree looks at few points where there are few dimensions, and at nearly all where there are many.
 _MOST_DIMENSIONS_OF_A_TREE = 8
 _GROUP = 32  # points of which the nearest one decides whether the others are looked at

@@ -9,8 +9,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["copied_rows"]
-
 _SPREAD = 1e-3  # of a column's largest value, from which on single precision tells its values apart
 _FREQUENT = 0.1  # share of the rows above which a target, such as no sales, says nothing of copies
 _LEAST_TELLING = 0.2  # share of rows with less frequent targets; below it all are ratings

@@ -23,18 +23,6 @@ from gpclml.inference.observations import training_observations
 from gpclml.inference.units import Units, units_of_targets
 from gpclml.linalg import DenseCovariance, ExactCovariance
 
-__all__ = [
-    "CRITERIA",
-    "Criterion",
-    "ModelScores",
-    "PairedDifference",
-    "favourites",
-    "paired_difference",
-    "score_model",
-    "scored_in",
-    "stacking_weights",
-]
-
 Criterion = Literal["loo", "clml", "lml"]
 
 CRITERIA: tuple[Criterion, ...] = ("lml", "clml", "loo")

@@ -18,8 +18,6 @@ from torch import Tensor
 from gpclml._utils.arguments import all_finite, check_finite, checked
 from gpclml.errors import ShapeError, UnsupportedError
 
-__all__ = ["PredictiveCriterion", "psis_loo", "waic"]
-
 Scale = Literal["log", "deviance"]
 
 _LARGEST_VARIANCE = 0.4

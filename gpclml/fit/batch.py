@@ -28,8 +28,6 @@ from gpclml.mlls.conditional_marginal_log_likelihood import member_objectives
 from gpclml.mlls.fixed_loss import fixed_loss
 from gpclml.models.stack import ModelStack
 
-__all__ = ["fit_batch", "suggest_batch_size"]
-
 # Largest n and models in a batch; beyond, memory traffic costs more than overhead saves.
 _ON_CPU = ((150, 10), (250, 5))
 _GPU_ENTRIES = 10**8  # of one covariance (k, n, n); a step holds some twenty arrays of its size

@@ -25,7 +25,6 @@ from gpclml.curvature import GaussianWeightPrior
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.likelihoods import HeteroscedasticGaussianLikelihood
 from gpclml.mlls import LaplaceEvidence
-from gpclml.mlls._terms import registered
 
 _FLOOR = 1e-10  # least noise, of the variance of the targets
 _UPSTREAMS_FLOOR = 1e-4  # that of GPyTorch, in units of the targets
@@ -273,8 +272,9 @@ def fit_noise_to_residuals(evidence: LaplaceEvidence) -> str:
     noise, size = noise_and_residual(evidence.mll.likelihood, *evidence.seen)
     if noise is None:
         return ""
-    if any(registered(evidence.mll)):  # a prior of the noise counts too
-        precision = evidence.mll.model.prior.log_precision
+    mll = evidence.mll
+    if any(True for _ in (*mll.named_priors(), *mll.added_loss_terms())):  # they count too
+        precision = mll.model.prior.log_precision
         precision.requires_grad_(False)
         told = maximize_evidence(evidence)
         precision.requires_grad_(True)

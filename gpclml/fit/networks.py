@@ -34,8 +34,6 @@ from gpclml.inference.observations import training_observations
 from gpclml.mlls.fixed_loss import fresh_loss
 from gpclml.models import GPRegression, find_networks
 
-__all__ = ["NetworksFitResult", "fit_networks"]
-
 _CHECKPOINTS = 4  # at which folds are scored, evenly over the steps, after the one at the start
 _ENOUGH = 1000  # held-out points to judge by: with as many, further folds are not used
 _MARGIN = 1.5  # standard errors that a gain must exceed

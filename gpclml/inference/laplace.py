@@ -62,18 +62,6 @@ from gpclml.linalg import (
 )
 from gpclml.linalg.matrices import HALF_LOG_2PI
 
-__all__ = [
-    "Approximation",
-    "LatentCovariance",
-    "LatentObservations",
-    "Mode",
-    "Sites",
-    "Starts",
-    "find_mode",
-    "find_sites",
-    "latent_observations",
-]
-
 _MOST_STEPS = 100  # of Newton's method, which takes about five
 # Twice the gain that Newton's method expects of a step, in nats, after which it ends: the error of
 # the mode is then squared once more. Other steps gain a constant share of what is left.

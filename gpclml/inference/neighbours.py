@@ -40,16 +40,6 @@ from gpclml.inference.posterior import exact_posterior, posterior_settings
 from gpclml.inference.units import PosteriorNormal, above_rounding
 from gpclml.linalg import DenseCovariance, GramCovariance
 
-__all__ = [
-    "conditional_log_densities",
-    "count_neighbors",
-    "joint_posterior_given_neighbors",
-    "mean_log_density",
-    "neighbors_road",
-    "posterior_given_neighbors",
-    "training_metric",
-]
-
 _LOOKED_UP_AT_ONCE = 2048  # new points
 _ENTRIES_AT_ONCE = {"cpu": 1 << 20, "other": 1 << 28}  # of covariances of neighbours
 

@@ -50,16 +50,6 @@ from gpclml.linalg import (
 if TYPE_CHECKING:
     from gpclml._utils.arrays import ArrayLike
 
-__all__ = [
-    "IterativePosterior",
-    "IterativePrediction",
-    "SolveReport",
-    "evaluating",
-    "exact_posterior",
-    "marginal_predictive",
-    "predictive_observations",
-]
-
 T = TypeVar("T")
 
 PREDICTED_IN_DOUBLE_UP_TO = 10_000

@@ -32,8 +32,6 @@ from gpclml.linalg.matrices import (
     take,
 )
 
-__all__ = ["DenseCovariance", "GramCovariance", "LogDensity", "block_log_densities"]
-
 # Up to this held-out share, n x b triangular solves cost less than two inverses.
 _SOLVE_UP_TO = 0.3
 

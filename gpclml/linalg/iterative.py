@@ -51,16 +51,6 @@ from gpclml.linalg.covariance import ConditionedBlock, Covariance, expanded
 from gpclml.linalg.low_rank import LowRankPlusDiagonal, WeightPosterior
 from gpclml.linalg.matrices import HALF_LOG_2PI, safe_cholesky
 
-__all__ = [
-    "ConjugateGradients",
-    "IterativeCovariance",
-    "IterativePredictor",
-    "IterativeReport",
-    "NotConvergedWarning",
-    "RowProducts",
-    "pivoted_cholesky",
-]
-
 _NUMBERS_AT_ONCE = 2**24  # in a chunk of rows, of which a kernel makes several on its way
 _IF_NOT_FINITE = (
     "Check the inputs for NaN, and the hyperparameters of kernel and likelihood for values that "

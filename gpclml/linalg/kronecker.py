@@ -32,8 +32,6 @@ from gpclml.gram.autograd import fitted
 from gpclml.linalg.dense import DenseCovariance, block_log_densities
 from gpclml.linalg.matrices import HALF_LOG_2PI, inverse_of_factor, safe_cholesky
 
-__all__ = ["KroneckerCovariance"]
-
 
 class _Rows(NamedTuple):
     """Held-out points with all their tasks, ``(k_i, b_i)`` a size; and whether they are all."""

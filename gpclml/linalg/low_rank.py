@@ -19,8 +19,6 @@ from gpclml.linalg.covariance import ExactCovariance, Predictor, expanded
 from gpclml.linalg.dense import DenseCovariance
 from gpclml.linalg.matrices import HALF_LOG_2PI, safe_cholesky, take, take_rows
 
-__all__ = ["LowRankPlusDiagonal", "WeightPosterior"]
-
 
 @dataclass(eq=False)
 class LowRankPlusDiagonal(ExactCovariance):

@@ -15,20 +15,6 @@ from gpclml._utils.arguments import callers_level
 from gpclml.errors import ArgumentError, NonFiniteError
 from gpclml.gram import DOUBLE_UP_TO
 
-__all__ = [
-    "HALF_LOG_2PI",
-    "SingularError",
-    "factorization_dtype",
-    "inverse_of_factor",
-    "permute",
-    "plus_product",
-    "safe_cholesky",
-    "sandwich",
-    "symmetric_product",
-    "take",
-    "take_rows",
-]
-
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 _PANEL = {"cpu": 256, "other": 2048}  # rows of a symmetric product that are computed at once

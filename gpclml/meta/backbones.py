@@ -14,8 +14,6 @@ from gpclml._utils.arguments import check_counts, checked
 from gpclml.errors import ShapeError
 from gpclml.kernels.networks import reset_network
 
-__all__ = ["Conv4", "ConvBlocks"]
-
 
 class ConvBlocks(torch.nn.Module):
     """Blocks of 3x3 convolution, batch normalization, 2x2 max pooling and ReLU.

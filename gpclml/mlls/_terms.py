@@ -17,8 +17,6 @@ from gpclml.errors import ModelModeError
 from gpclml.gram import Evaluated, Gradients, precomputed
 from gpclml.gram.autograd import fitted
 
-__all__ = ["check_train_mode", "log_priors", "plus_priors", "registered"]
-
 PriorTerm = tuple[torch.nn.Module, Prior, Callable[[Any], Any]]
 """A module, a prior, and the function of the module that it is a prior of."""
 

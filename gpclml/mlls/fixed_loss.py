@@ -43,14 +43,6 @@ from gpclml.mlls.conditional_marginal_log_likelihood import (
 )
 from gpclml.models import BayesianLinearModel, GPRegression
 
-__all__ = [
-    "FixedLoss",
-    "fixed_loss",
-    "fresh_loss",
-    "scores_first_points",
-    "training_loss",
-]
-
 
 def fresh_loss(mll: MarginalLogLikelihood) -> Tensor:
     """The negative objective, summed over a batch, at held-out points that are drawn anew."""

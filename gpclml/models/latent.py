@@ -36,8 +36,6 @@ from gpclml.models.standardize import Standardizer
 if TYPE_CHECKING:
     from gpclml._utils.arrays import ArrayLike
 
-__all__ = ["GPClassification", "GPCounts", "LatentGP"]
-
 # Of logarithms: a lengthscale around exp(√2) √d with the deviation √3 as BoTorch has it, and scales
 # of latent values with the deviation 1.5.
 _LOG_LENGTHSCALE, _LENGTHSCALE_DEVIATION = math.sqrt(2), math.sqrt(3)

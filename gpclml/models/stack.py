@@ -17,8 +17,6 @@ from torch import Tensor
 from gpclml.errors import UnsupportedError
 from gpclml.kernels.networks import StackedNetwork
 
-__all__ = ["ModelStack"]
-
 
 class ModelStack:
     """Exact GPs of one build and size, in train mode, stacked along a batch dimension in front.

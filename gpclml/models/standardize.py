@@ -8,8 +8,6 @@ from torch import Tensor
 from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, ShapeError
 
-__all__ = ["Standardizer"]
-
 _AT_ONCE = 1 << 20  # numbers; of more, column by column, since there are several copies of them
 
 
