@@ -43,11 +43,7 @@ class LogNoise:
 
     GPyTorch's own parameter is the noise itself where that is above one, so that steps of any
     search depend on the units of the targets. Of a noise for each output it is that of their mean:
-    ratios stay as they are.
-
-    Attributes:
-        parameter: The likelihood's own parameter.
-        leaf: The logarithm.
+    ratios stay as they are. ``parameter`` is the likelihood's own, ``leaf`` the logarithm.
     """
 
     def __init__(self, module: Any, name: str) -> None:

@@ -349,7 +349,7 @@ def _gradients(x: Tensor, grad: Tensor) -> Gradients:
 
 
 class _Distances:
-    """A function of the distances of points z, which are in units of the lengthscales.
+    """A function of the distances of points, which are in units of the lengthscales.
 
     Args:
         z: Points, ``(*batch, n, d)``, in double precision.
@@ -458,14 +458,10 @@ _FEW = 10_000  # entries of which all are looked at without asking first
 
 
 def _set_equal_points(e: Tensor, floor: Tensor, diagonal: Tensor | None) -> None:
-    """Sets exactly zero what is a few roundings below it.
+    """Sets exactly zero what is a few roundings below it: equal points have one norm.
 
-    Equal points have one norm, of which roundings are left as their distance.
-
-    Args:
-        e: Minus half the squared distances, ``(*batch, n, m)``.
-        floor: The roundings of each row, negative, ``(*batch, n, 1)``.
-        diagonal: View of the entries of points with themselves; None for other points.
+    Of minus half the squared distances ``(*batch, n, m)``; the floor has the roundings of each row,
+    negative, ``(*batch, n, 1)``, the diagonal is a view of points with themselves, if any.
     """
     if diagonal is not None and e.is_cpu and e.numel() > _FEW:  # else a GPU would have to wait
         diagonal.fill_(-math.inf)
@@ -501,11 +497,7 @@ def _rows(matrix: Tensor, rows: slice | None) -> Tensor:
 class RadialGram(Gram):
     """A kernel of GPyTorch that is a function of distance.
 
-    Args:
-        kernel: Whose hyperparameters they are.
-        profile: Name of the function.
-        lengthscale: Name of the hyperparameter that points are divided by.
-        power: Name of the exponent's; None where there is none.
+    By name: the function, the hyperparameter that points are divided by, and the exponent's.
     """
 
     def __init__(
@@ -698,8 +690,7 @@ class SpectralMixtureGram(Gram):
     .. math:: k(x, x') = \prod_d \sum_q w_q \exp(-2 \pi^2 \sigma_{qd}^2 \tau_d^2)
         \cos(2 \pi \mu_{qd} \tau_d), \qquad \tau = x - x'
 
-    GPyTorch keeps several arrays ``(Q, n, n, d)``; here one column and component is computed at a
-    time, and again for the gradient.
+    One column and component is computed at a time, and again for the gradient.
     """
 
     def metric(self, x: Tensor) -> Tensor:
@@ -953,12 +944,7 @@ def _check_columns(kernel: Kernel, x: Tensor) -> None:
 
 
 def inner_product(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of the products of two matrices' entries, ``(*batch,)``.
-
-    Args:
-        a: ``(*batch, n, m)``.
-        b: The same, or with a batch shape that is broadcast to that of ``a``.
-    """
+    """The sum of the products of two matrices' entries, ``(*batch,)``; batches broadcast."""
     # BLAS adds them one after another, which loses digits; torch.sum adds sums of sums.
     blocks = _blocks_of_rows(a, a.mT)
     if blocks is _ALL:

@@ -179,11 +179,9 @@ class Mode:
     """The mode of latent values given targets, and Laplace's approximation there, in float64.
 
     Attributes:
-        latent: The mode f, ``(*batch, n)``.
-        weights: a = K⁻¹ (f - m), ``(*batch, n)``.
+        latent, weights: The mode f, and a = K⁻¹ (f - m), ``(*batch, n)``.
         at: Log densities of the targets and their derivatives at the mode.
-        mean: The prior mean m.
-        curvature: Factors at the mode.
+        mean, curvature: The prior mean m, and factors at the mode.
     """
 
     latent: Tensor
@@ -203,10 +201,7 @@ class Mode:
         """Of the evidence: for K, for m, and the weights of the gradient for hyperparameters.
 
         The mode moves with all of them, and W with it; the evidence feels this by log |I + K W|.
-
-        Returns:
-            ``(*batch, n, n)`` (symmetric), ``(*batch, n)``, and what log density, first and second
-            derivative of each target are weighted by, ``(*batch, n)`` each.
+        Log density, first and second derivative of each target are weighted by the last.
         """
         R, variance = self.curvature.r_and_variance(K)
         slope = 0.5 * variance * self.at.third  # of -log |I + K W| / 2 by the mode
@@ -229,16 +224,9 @@ def find_mode(
 ) -> Mode:
     """The mode by Newton's method, with steps halved until the log density rises.
 
-    Args:
-        K: Prior covariance of latent values, ``(*batch, n, n)``, float64 without a graph.
-        mean: Their prior mean, ``(*batch, n)``.
-        density: Of the targets.
-        targets: ``(*batch, n)``.
-        observed: Which targets count, ``(*batch, n)``; all if None.
-        start: Weights a to start from, where that is better than the prior mean.
-
-    Raises:
-        NonFiniteError, NotPSDError: The covariance cannot be factored.
+    K is the prior covariance, ``(*batch, n, n)``, float64 without a graph; targets that are not
+    observed do not count; the search starts from the weights a of ``start`` where that is better
+    than from the prior mean. A NonFiniteError or NotPSDError says that K cannot be factored.
     """
     batch = torch.broadcast_shapes(K.shape[:-2], mean.shape[:-1], targets.shape[:-1])
     mean = mean.expand(*batch, mean.shape[-1])
@@ -315,17 +303,8 @@ def find_sites(
     A site of precision :math:`\tau_i` is such that the normal without it, times the target's
     density, has the mean and the variance of the normal with it (Minka 2001; Rasmussen and Williams
     2006, Section 3.6). At the mode of a skewed posterior probabilities are too near to 1/2, the
-    more the larger the scale of the prior; these moments have no such bias.
-
-    Args:
-        K: Prior covariance, ``(*batch, n, n)``, float64.
-        mode: That of Laplace's approximation.
-        density: Of the targets, log-concave.
-        targets: ``(*batch, n)``.
-        observed: Which of them count; all if None.
-
-    Raises:
-        NotConvergedError: The sites still change after 500 sweeps.
+    more the larger the scale of the prior; these moments have no such bias. The density has to be
+    log-concave. A NotConvergedError says that sites still change after 500 sweeps.
     """
     prior_mean = mode.mean
     precision = -mode.at.second
@@ -436,11 +415,7 @@ class LatentObservations(Observations):
         return self.covariance_by(settings, [])
 
     def member(self, index: int | slice) -> Observations:
-        """Refuses what batches of models are fitted by.
-
-        Raises:
-            UnsupportedError: Always.
-        """
+        """Refuses what batches of models are fitted by."""
         raise UnsupportedError("models", "a LatentGP", "GPs of numbers", "Fit it by fit_mll.")
 
     def per_held_out_target(
@@ -463,18 +438,9 @@ class LatentObservations(Observations):
 def latent_observations(
     likelihood: Likelihood, function_dist: MultivariateNormal, target: Tensor
 ) -> LatentObservations:
-    """The prior of latent values and the density of their targets.
+    """The prior of latent values and the density of their targets, ``(*batch, n)``, some missing.
 
-    Args:
-        likelihood: See :func:`gpclml.likelihoods.target_density`.
-        function_dist: Prior of the latent values, event shape ``(n,)``.
-        target: ``(*batch, n)``; NaN is missing under ``observation_nan_policy("mask")``.
-
-    Raises:
-        ShapeError: The target does not fit the distribution.
-        UnsupportedError: The likelihood, or a distribution of several tasks.
-        ArgumentError: Targets that the likelihood does not take.
-        NonFiniteError: Targets that are not finite.
+    Typed errors say that likelihood, distribution and targets do not fit each other.
     """
     density = target_density(likelihood)
     if not isinstance(function_dist, MultivariateNormal) or isinstance(
@@ -505,16 +471,9 @@ def latent_observations(
 class LatentCovariance(ExactCovariance):
     """Densities of targets by Laplace's approximation, with the interface of a covariance.
 
-    The residuals that its methods are given count nowhere: targets and prior mean are its own.
-
-    Args:
-        matrix: Prior covariance of the latent values, ``(*batch, n, n)``, differentiable.
-        mean: Their prior mean, ``(*batch, n)``.
-        density: Of the targets.
-        targets: ``(*batch, n)``.
-        observed: Which of them count; all if None.
-        starts: See :class:`LatentObservations`.
-        approximation: See :class:`LatentObservations`.
+    The residuals that its methods are given count nowhere: targets and prior mean are its own. The
+    matrix is the prior covariance of the latent values, ``(*batch, n, n)``, differentiable as the
+    mean is; starts and approximation are those of :class:`LatentObservations`.
     """
 
     def __init__(
@@ -577,11 +536,10 @@ class LatentCovariance(ExactCovariance):
         return others, self._mode_of(others, self.mode.weights[..., others])
 
     def held_out_log_density(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-        r"""The sum over blocks of log p(y_B | y_{-B}), each the difference of two evidences.
+        """The sum over blocks of log p(y_B | y_{-B}), each the difference of two evidences.
 
-        It is differentiable in the prior's mean and covariance and in hyperparameters of the
-        likelihood. The cost is that of a mode for all points and one for each block's others, about
-        five factorizations each.
+        The cost is that of a mode for all points and one for each block's others, about five
+        factorizations each.
         """
         flat = [block for group in blocks for block in group.reshape(-1, group.shape[-1])]
         value = len(flat) * self.mode.log_evidence
@@ -717,11 +675,7 @@ class LatentCovariance(ExactCovariance):
         return torch.stack(curves, -2).to(self.dtype)
 
     def predictions(self, residual: Tensor, orders: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Refuses errors of one prediction after another, which are not normal.
-
-        Raises:
-            UnsupportedError: Always.
-        """
+        """Refuses errors of one prediction after another, which are not normal."""
         kind = type(self._density.likelihood).__name__
         raise UnsupportedError("model", kind, "a Gaussian likelihood", "Use learning_curve.")
 
@@ -741,13 +695,9 @@ class LatentCovariance(ExactCovariance):
     def __getitem__(self, index: Any) -> LatentCovariance:
         observed = None if self.observed is None else self.observed[index]
         return LatentCovariance(
-            self.matrix[index],
-            self.mean[index],
-            self._density,
-            self.targets[index],
-            observed,
+            self.matrix[index], self.mean[index], self._density, self.targets[index], observed,
             approximation=self.approximation,
-        )
+        )  # fmt: skip
 
     def diagonal(self) -> Tensor:
         """Prior variances of the latent values."""

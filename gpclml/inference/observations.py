@@ -105,13 +105,9 @@ def conjugate_gradients(
 ) -> ConjugateGradients:
     """Settings of conjugate gradients, where they were asked for or a Cholesky factor does not fit.
 
-    Args:
-        solver: What was asked for; "auto" warns, and "cholesky" is an error.
-        numbers: How many numbers a factor needs, with all that is computed from it.
-        like: A tensor of their type and on their device.
-        size: The sizes that decide, for messages.
-        suggestion: What to do where a factor was asked for.
-        loss: What else conjugate gradients do without, for the warning.
+    Of a solver "auto" warns, and "cholesky" is an error: ``numbers`` is how many a factor needs
+    with all that is computed from it, of the type and on the device of ``like``; ``size`` and
+    ``loss``, what conjugate gradients do without, are for messages.
     """
     settings = solver if isinstance(solver, ConjugateGradients) else ConjugateGradients()
     dtype, device = like.dtype, like.device

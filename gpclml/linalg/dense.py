@@ -48,14 +48,7 @@ class ConditionalLogDensity:
         + \tfrac12 (u \alpha^\top + \alpha u^\top), \qquad \partial/\partial r = -u.
 
     n³/3 + 3 n² b floating-point operations for value and gradient (b <= 0.3 n; at most 5/3 n³
-    beyond).
-
-    Attributes:
-        order: Order that the points have to be in, held-out points last, ``(n,)`` or
-            ``(*batch, n)``; None for data order.
-        num_held_out: Their number b.
-        factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
-        checked: See :func:`gpclml.linalg.safe_cholesky`.
+    beyond). The order has held-out points last, ``(n,)`` or ``(*batch, n)``; None for data order.
     """
 
     order: Tensor | None

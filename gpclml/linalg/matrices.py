@@ -222,13 +222,12 @@ def sandwich(
 
 
 def inverse_of_factor(L: Tensor, *, in_place: bool = False) -> Tensor:
-    """The inverse of ``L @ L.mT``, ``(*batch, n, n)``.
+    """The inverse of ``L @ L.mT``, ``(*batch, n, n)``; in the memory of the factor, if it can be.
 
     A large one is computed by halves, which takes 5/6 n³ operations, mostly of products. On a GPU
     this is faster than ``torch.cholesky_inverse``; on a CPU it does not slow down as that does
     where several threads share the cores with other programs. Many small ones are computed on a GPU
-    by triangular solves, since ``torch.cholesky_inverse`` of a batch cannot be in a CUDA graph. In
-    place it is in the memory of the factor, where that is possible.
+    by triangular solves, since ``torch.cholesky_inverse`` of a batch cannot be in a CUDA graph.
     """
     if L.shape[-1] == 1:
         return L.square().reciprocal()

@@ -31,14 +31,8 @@ def plus_priors(
     A prior belongs to the batch members its module is for: everything beyond the module's own
     batch shape is summed, so a kernel shared by a batch counts its whole prior in every
     member, whatever its number of ARD dimensions. A prior with a batch shape of its own gives
-    each member its own density of a parameter that the batch shares, as in GPyTorch.
-
-    Args:
-        value: What they are added to, ``(*batch,)``.
-        model: The model whose priors and added losses count. Priors of a likelihood count where
-            the model holds that likelihood, as GPyTorch's models do.
-        num_data: What their sum is divided by.
-        params: Passed on to the added losses, as GPyTorch does.
+    each member its own density of a parameter that the batch shares, as in GPyTorch. Priors of a
+    likelihood count where the model holds it; ``params`` are for the added losses.
     """
     priors, losses = registered(model)
     for added_loss in losses:
@@ -146,11 +140,7 @@ def _member_shape(
 
 
 def check_train_mode(model: torch.nn.Module) -> None:
-    """Refuses a model whose output is its posterior.
-
-    Raises:
-        ModelModeError: It is in eval mode.
-    """
+    """Refuses, by a ModelModeError, a model in eval mode, whose output is its posterior."""
     if not model.training:
         raise ModelModeError(
             "model",

@@ -121,16 +121,8 @@ class FixedLoss:
 
     Calling it gives :func:`fixed_loss` and adds the gradient to the ``grad`` of the parameters, as
     ``fixed_loss(mll).backward()`` does. Data, conditioning and the modules of the model have to
-    stay the same between calls; parameters may change.
-
-    Args:
-        mll: Any objective, in train mode.
-
-    Attributes:
-        road: Which way an evaluation goes, and why not a faster one.
-
-    Raises:
-        NonFiniteError, NotPSDError: If the objective cannot be evaluated.
+    stay the same between calls; parameters may change. ``road`` says which way an evaluation goes,
+    and why not a faster one. A NonFiniteError or NotPSDError says that it cannot be evaluated.
     """
 
     def __init__(self, mll: MarginalLogLikelihood) -> None:
@@ -353,8 +345,7 @@ class _KnownPrior:
     Attributes:
         modules: Kernel, mean, and noise of the likelihood.
         inputs: What mean and kernel are called on, or a function that transforms it each time.
-        targets: ``(*batch, n)``.
-        batch: Batch shape of the covariance.
+        targets, batch: ``(*batch, n)``, and the batch shape of the covariance.
         shared: Parameters of a batch, and those of its member, which are to have their memory.
         index: Of the member.
     """

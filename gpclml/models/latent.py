@@ -259,14 +259,10 @@ class _StandardizedLatentGP(LatentGP):
 def add_latent_priors(
     kernel: Kernel, x: Tensor, scale: float = 4.0, spread: float | None = None
 ) -> None:
-    """Gives scales and lengthscales of a kernel weak priors, and the scales a start.
+    """Gives scales and lengthscales of a kernel of standardized inputs weak priors; scales a start.
 
-    Args:
-        kernel: Of standardized inputs; kernels by name have them already.
-        x: The inputs, for their type and number of columns.
-        scale: Start of the variance of latent values, around which its prior is.
-        spread: Deviation of the logarithms of the lengthscales of a kernel around a common one,
-            which has the weak prior; None gives it to each of them.
+    Lengthscales have priors of their own; or with ``spread``, the deviation of their logarithms
+    around a common one, the prior is that one's. Kernels by name have theirs already.
     """
     for module in scales_of(kernel):
         if isinstance(module, ScaleKernel):
