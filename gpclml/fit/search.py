@@ -432,11 +432,8 @@ def _line_search(
             lowest = [loss() for loss in losses] if fixed.has_members else [0.0]
             for index, (member, loss) in enumerate(zip(members, losses, strict=True)):
                 others = sum(lowest) - lowest[index]
-
-                def record_sum(value: float, others: float = others) -> None:
-                    record(value + others)
-
                 with Vector(mll, bounds, loss, member) as vector:
+                    record_sum: Record = lambda value, others=others: record(value + others)  # noqa: E731
                     ends.append(_minimize(vector, steps, record_sum, options, num_points))
                     lowest[index] = vector.lowest
     finally:

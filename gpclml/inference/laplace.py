@@ -90,6 +90,7 @@ class _Curvature:
     Attributes:
         curvature: The W of the precision, ``(*batch, n)``.
         is_definite: Whether the precision has W as given, ``(*batch,)``; True for all.
+        covariance: That of latent values where some W is negative; else None.
     """
 
     def __init__(self, K: Tensor, W: Tensor, is_positive: bool) -> None:
@@ -99,7 +100,8 @@ class _Curvature:
         self.factor, info = torch.linalg.cholesky_ex(B)
         if bool(info.any()):
             self.factor = safe_cholesky(B)  # with jitter, or an error that says what is wrong
-        self.curvature, self._covariance = W, None
+        self.curvature = W
+        self.covariance: Tensor | None = None
         self.is_definite: Tensor | bool = True
         self._log_det: Tensor | float = 0.0
         if not is_positive and bool((W < 0).any()):
@@ -126,30 +128,25 @@ class _Curvature:
         self._log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         root = torch.where(keep, root, 0.0)
         U = torch.linalg.solve_triangular(factor, root.unsqueeze(-1) * covariance, upper=False)
-        self._covariance = covariance + U.mT @ U
+        self.covariance = covariance + U.mT @ U
 
     def whitened(self, columns: Tensor) -> Tensor:
         """Columns as L⁻¹ √W of them, whose products are those with R where W is not negative."""
         scaled = self.root.unsqueeze(-1) * columns
         return torch.linalg.solve_triangular(self.factor, scaled, upper=False)
 
-    @property
-    def has_covariance(self) -> bool:
-        """Whether some W is negative, and the covariance of latent values was formed."""
-        return self._covariance is not None
-
     def times_r(self, columns: Tensor) -> Tensor:
         """R = (K + W⁻¹)⁻¹ times columns, ``(*batch, n, k)``."""
-        if self._covariance is None:
+        if self.covariance is None:
             root = self.root.unsqueeze(-1)
             return root * torch.cholesky_solve(root * columns, self.factor)
         W = self.curvature.unsqueeze(-1)
-        return W * (columns - self._covariance @ (W * columns))
+        return W * (columns - self.covariance @ (W * columns))
 
     def r_and_variance(self, K: Tensor) -> tuple[Tensor, Tensor]:
         """The matrix R, ``(*batch, n, n)``, and variances of latent values, ``(*batch, n)``."""
         W = self.curvature
-        if self._covariance is None:
+        if self.covariance is None:
             T = torch.cholesky_inverse(self.factor)
             # Unlike :meth:`variance` it has no digits where W is tiny, nor does a gradient there
             # need any: it is multiplied by third derivatives, which are as small.
@@ -157,14 +154,14 @@ class _Curvature:
             prior = K.diagonal(dim1=-2, dim2=-1)
             variance = torch.where(W > 0, reduced, prior).clamp_min(0.0).minimum(prior)
             return self.root.unsqueeze(-1) * T * self.root.unsqueeze(-2), variance
-        R = -W.unsqueeze(-1) * self._covariance * W.unsqueeze(-2)
+        R = -W.unsqueeze(-1) * self.covariance * W.unsqueeze(-2)
         R.diagonal(dim1=-2, dim2=-1).add_(W)
-        return R, self._covariance.diagonal(dim1=-2, dim2=-1)
+        return R, self.covariance.diagonal(dim1=-2, dim2=-1)
 
     def variance(self, K: Tensor) -> Tensor:
         """Variances of latent values, ``(*batch, n)``, with digits also where W is tiny."""
-        if self._covariance is not None:
-            return self._covariance.diagonal(dim1=-2, dim2=-1)
+        if self.covariance is not None:
+            return self.covariance.diagonal(dim1=-2, dim2=-1)
         prior = K.diagonal(dim1=-2, dim2=-1)
         reduced = prior - self.whitened(K).square().sum(-2)
         return reduced.maximum(prior * torch.finfo(prior.dtype).eps)
@@ -395,12 +392,7 @@ class LatentObservations(Observations):
         )  # fmt: skip
 
     def covariance_by(
-        self,
-        solver: Solver,
-        blocks: Sequence[Tensor],
-        factor_dtype: torch.dtype | None = None,
-        *,
-        checked: bool = True,
+        self, solver: Solver, blocks: Sequence[Tensor], *, checked: bool = True
     ) -> LatentCovariance:
         """The same by any solver but conjugate gradients, which know no mode."""
         if solver not in ("auto", "cholesky"):
@@ -723,7 +715,7 @@ class _LatentPredictor:
         """See :class:`~gpclml.linalg.Predictor`."""
         cross, curvature = cross.double(), self._mode.curvature
         shift = _times(cross.mT, self._mode.weights)
-        if curvature.has_covariance:
+        if curvature.covariance is not None:
             product = curvature.times_r(cross)
             reduction = (cross * product).sum(-2)
             return _Block(shift, reduction, (cross, product) if keep else None)

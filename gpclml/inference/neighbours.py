@@ -44,26 +44,18 @@ _LOOKED_UP_AT_ONCE = 2048  # new points
 _ENTRIES_AT_ONCE = {"cpu": 1 << 20, "other": 1 << 28}  # of covariances of neighbours
 
 
-def mean_log_density(
-    data: Observations, split: Split, factor_dtype: torch.dtype | None = None
-) -> Tensor:
+def mean_log_density(data: Observations, split: Split) -> Tensor:
     """The mean log density of held-out targets given their neighbours, ``()``."""
     checked = reads_are_free(data.residual.device)
-    value = conditional_log_densities(data, split, factor_dtype, checked=checked).mean()
+    value = conditional_log_densities(data, split, checked=checked).mean()
     if not all_finite(value):
         if not checked:  # again, with every factorization checked
-            value = conditional_log_densities(data, split, factor_dtype).mean()
+            value = conditional_log_densities(data, split).mean()
         data.check_density(value)
     return value
 
 
-def conditional_log_densities(
-    data: Observations,
-    split: Split,
-    factor_dtype: torch.dtype | None = None,
-    *,
-    checked: bool = True,
-) -> Tensor:
+def conditional_log_densities(data: Observations, split: Split, *, checked: bool = True) -> Tensor:
     """Log densities of held-out targets, each given the rows that a split names for it, ``(b,)``.
 
     Of one model with one target for each row. The split has held-out rows ``(b, 1)`` and the rows
@@ -85,7 +77,7 @@ def conditional_log_densities(
         matrix = covariance.to_dense()
         matrix = matrix.masked_fill(absent.unsqueeze(-1) | absent.unsqueeze(-2), 0.0)
         covariance = DenseCovariance(matrix + torch.diag_embed(absent.to(matrix)))
-    covariance = covariance.factored_in(factor_dtype, checked=checked)
+    covariance = covariance if checked else covariance.unchecked()
     residual = data.residual[index].masked_fill(absent, 0.0)
     last = torch.tensor([[index.shape[-1] - 1]])
     return covariance.held_out_log_density(residual, [last])

@@ -225,12 +225,7 @@ class Observations:
         return isinstance(self.latent.evaluate_kernel(), operators.LowRankRootLinearOperator)
 
     def covariance_by(
-        self,
-        solver: Solver,
-        blocks: Sequence[Tensor],
-        factor_dtype: torch.dtype | None = None,
-        *,
-        checked: bool = True,
+        self, solver: Solver, blocks: Sequence[Tensor], *, checked: bool = True
     ) -> Covariance:
         """The covariance in the form that densities of held-out blocks are computed in.
 
@@ -239,16 +234,15 @@ class Observations:
                 where it fits into memory, else conjugate gradients with a warning. Covariances of
                 low rank have exact algebra of their own, which "auto" and "cholesky" take.
             blocks: Held-out blocks, ``(k_i, b_i)`` a size.
-            factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
             checked: See :func:`gpclml.linalg.safe_cholesky`.
         """
         size = self.shape.numel()
         numbers = MATRICES_AT_PEAK * size
         if solver in ("auto", "cholesky") and (size <= SMALL or self._fits(numbers)):
-            covariance, is_default = self.covariance, factor_dtype is None and checked
-            if is_default or not isinstance(covariance, DenseCovariance):
+            covariance = self.covariance
+            if checked or not isinstance(covariance, DenseCovariance):
                 return covariance
-            return covariance.factored_in(factor_dtype, checked=checked)
+            return covariance.unchecked()
         residual, block = self.residual, max(group.shape[-1] for group in blocks)
         n, dtype, device = residual.shape[-1], residual.dtype, residual.device
         if solver != "cholesky":

@@ -16,11 +16,10 @@ from torch import Tensor
 from gpclml.errors import ModelModeError
 from gpclml.gram import Evaluated, Gradients, precomputed
 from gpclml.gram.autograd import fitted
+from gpclml.linalg.matrices import HALF_LOG_2PI
 
 PriorTerm = tuple[torch.nn.Module, Prior, Callable[[Any], Any]]
 """A module, a prior, and the function of the module that it is a prior of."""
-
-_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 def plus_priors(
@@ -116,7 +115,7 @@ def _density_and_slope(prior: Any, value: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 def _normal(normal: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     # As in PyTorch, what depends on the prior alone is computed in the prior's own type.
-    constant, difference = normal.scale.log().double() + _HALF_LOG_2PI, x - normal.loc
+    constant, difference = normal.scale.log().double() + HALF_LOG_2PI, x - normal.loc
     slope = difference / -(normal.scale**2)
     return 0.5 * difference * slope - constant, slope
 

@@ -193,9 +193,7 @@ class FixedLoss:
             if observed.missing is not None:
                 return "members of the batch miss targets"
             # Which form the covariance has decides how; no number of it is kept.
-            covariance = observed.covariance_by(
-                self._mll.solver, self._blocks, self._mll.factor_dtype
-            )
+            covariance = observed.covariance_by(self._mll.solver, self._blocks)
             self._density = covariance.density(self._blocks)
         self.road = observed.road(self._mll.solver, self._blocks)
         if is_upstream and not isinstance(covariance, GramCovariance):
@@ -236,7 +234,7 @@ class FixedLoss:
         if prior is None:
             data = training_observations(self._model, self._mll.likelihood)
             data, _ = data.at(self._split)
-            covariance = data.covariance_by(self._mll.solver, self._blocks, self._mll.factor_dtype)
+            covariance = data.covariance_by(self._mll.solver, self._blocks)
             residual = data.residual
         else:
             covariance, residual = prior()
