@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self, cast
 
@@ -959,18 +958,8 @@ _METHOD = "_closed_form"  # by which a class of kernels gives its closed form
 _MATERN = {0.5: "matern_12", 1.5: "matern_32", 2.5: "matern_52"}
 
 
-@dataclass(frozen=True)
-class Reason:
-    """Why a kernel is evaluated by GPyTorch.
-
-    Attributes:
-        text: In words, such as "MyKernel is a kernel of its own".
-    """
-
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
+class Reason(str):
+    """Why a kernel is evaluated by GPyTorch, such as "MyKernel is a kernel of its own"."""
 
 
 def closed_form(kernel: Kernel, *, select: bool = False) -> Gram | Reason:

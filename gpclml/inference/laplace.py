@@ -423,7 +423,7 @@ class LatentObservations(Observations):
         """Which way an evaluation goes, and why not a faster one."""
         gram = closed_form_of(self.latent, dense=True)
         if isinstance(gram, Reason):
-            return Road("GPyTorch's kernel, Laplace's approximation", gram.text)
+            return Road("GPyTorch's kernel, Laplace's approximation", gram)
         return Road("closed form, Laplace's approximation")
 
 

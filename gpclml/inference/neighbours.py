@@ -88,7 +88,7 @@ def neighbors_road(latent: LinearOperator, size: int) -> Road:
     gram, how = closed_form_of(latent, dense=True), f"Cholesky factors of {size} points each"
     if isinstance(gram, Gram):
         return Road(f"closed form, {how}")
-    return Road(f"GPyTorch's kernel, {how}", gram.text)
+    return Road(f"GPyTorch's kernel, {how}", gram)
 
 
 def _noise(data: Observations) -> Tensor | torch.nn.Module:

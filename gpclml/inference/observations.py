@@ -269,7 +269,7 @@ class Observations:
         if kind is not DenseCovariance:
             return Road(_WAYS[kind])
         if isinstance(gram, Reason):
-            return Road(_WAYS[kind], gram.text)
+            return Road(_WAYS[kind], gram)
         return Road("closed form of the matrix, Cholesky", "members of the batch miss targets")
 
     def iterative(self, settings: ConjugateGradients) -> IterativeCovariance:
