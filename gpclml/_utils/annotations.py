@@ -128,15 +128,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numpy.ndarray) and value.ndim == 0 and value.dtype.kind in "fiu"
 
 
-def _is_truth(value: Any) -> bool:
-    return isinstance(value, bool | numpy.bool_) or (isinstance(value, int) and value in (0, 1))
-
-
 _CHECKS: dict[type, Callable[[Any], bool]] = {
     Tensor: lambda value: isinstance(value, Tensor) and not value.is_meta,
     int: is_integer,
     float: _is_number,
-    bool: _is_truth,
+    bool: lambda value: isinstance(value, bool | int | numpy.bool_) and value in (0, 1),
     object: lambda value: True,
     type(None): lambda value: value is None,
 }

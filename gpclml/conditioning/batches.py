@@ -12,18 +12,6 @@ from torch import Tensor
 from gpclml._utils.arguments import check_counts, check_finite, checked
 from gpclml.errors import ArgumentError, ShapeError
 
-__all__ = [
-    "Data",
-    "Loader",
-    "Points",
-    "TrainingBatches",
-    "as_orders",
-    "batches_of",
-    "partition_at_random",
-    "partition_by_class",
-    "points_of",
-]
-
 Loader = Iterable[Sequence[Tensor]]
 """Gives pairs of points and targets: a ``DataLoader``, or a list of pairs."""
 

@@ -12,8 +12,6 @@ from gpclml._utils.arguments import check_counts, checked
 from gpclml.conditioning.strategies import Conditioning, Split
 from gpclml.errors import ArgumentError
 
-__all__ = ["NearestNeighbors", "NeighborIndex"]
-
 # A tree looks at few points where there are few dimensions, and at nearly all where there are many.
 _MOST_DIMENSIONS_OF_A_TREE = 8
 _GROUP = 32  # points of which the nearest one decides whether the others are looked at
@@ -176,15 +174,8 @@ Points = Callable[[Tensor | None], Tensor]
 class _Neighbors:
     """Rows of a data set that can be neighbours of each other, as near as they were in one metric.
 
-    Rows have places, those of an order if there is one. Of points with many copies, the first few
-    are candidates alone.
-
-    Args:
-        num_data: Number of data rows.
-        rows: Those that have a target, ``(r,)``.
-        order: Their places in an order that neighbours come before; None for any order.
-        points: The metric.
-        k: Number of neighbours, by which copies are many or few.
+    Rows with a target have places, those of an order that neighbours come before, if there is one.
+    Of points with many copies, by the number k of neighbours, the first few are candidates alone.
     """
 
     def __init__(
@@ -304,13 +295,8 @@ def find_copies(points: Tensor, k: int) -> Tensor | None:
 class NeighborIndex:
     """Points among which nearest neighbours are looked up, exactly.
 
-    Args:
-        points: In a metric where near points are correlated, ``(n, q)``, on any device.
-        rows: Rows among these that can be neighbours, ``(r,)``, on the CPU; all of them if None.
-
-    Attributes:
-        num_rows: Number r of rows that can be neighbours.
-        is_tree: Whether they are looked up in a tree, else by distances to all points.
+    In a metric where near points are correlated, ``(n, q)``, on any device; only some rows, on the
+    CPU, can be neighbours. A tree has them on a CPU in few dimensions, else distances to all.
     """
 
     def __init__(self, points: Tensor, rows: Tensor | None = None) -> None:
@@ -336,15 +322,9 @@ class NeighborIndex:
         return self._points[index.to(self._points.device)]
 
     def nearest(self, points: Tensor, k: int, before: Tensor | None = None) -> Tensor:
-        """Rows of the k points nearest to others, nearest first.
+        """Rows of the k points nearest to others ``(m, q)``, nearest first, ``(m, min(k, r))``.
 
-        Args:
-            points: In the same metric, ``(m, q)``.
-            k: Number of neighbours.
-            before: Only the first points, so many, are looked at, ``(m,)``; with all rows alone.
-
-        Returns:
-            ``(m, min(k, r))``, on the CPU; -1 where there are fewer.
+        On the CPU; -1 where there are fewer. ``before``, ``(m,)``, says of how many points alone.
         """
         k, points = min(k, self.num_rows), points.detach().to(self._points.dtype)
         if self._tree is not None and before is None:

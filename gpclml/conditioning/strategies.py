@@ -12,18 +12,6 @@ from torch import Tensor
 from gpclml._utils.arguments import check_counts, checked, seeded
 from gpclml.errors import ArgumentError, UnsupportedError
 
-__all__ = [
-    "Conditioning",
-    "HeldOut",
-    "KFold",
-    "LastPoints",
-    "LeaveOneOut",
-    "RandomHoldout",
-    "RandomOrderings",
-    "Split",
-    "stack_by_size",
-]
-
 Indices = Sequence[int] | Tensor
 
 

@@ -12,8 +12,6 @@ import torch
 from gpclml._utils.arguments import check_classes, check_counts, check_finite, checked
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 
-__all__ = ["expected_calibration_error", "fit_temperature"]
-
 LOG_TEMPERATURE_DEVIATION = 0.5
 """Standard deviation of the prior of log temperatures, here and in ``gpclml.Laplace``."""
 

@@ -38,8 +38,6 @@ from gpclml.inference.units import Units, units_of_targets
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Comparison", "Finding", "compare", "failed_fits", "joined", "score_models"]
-
 Scores = Mapping[str, ModelScores]
 
 _SAME_SHARE = 1e-6  # of the spread of the targets

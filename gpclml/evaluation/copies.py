@@ -9,8 +9,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["copied_rows"]
-
 _SPREAD = 1e-3  # of a column's largest value, from which on single precision tells its values apart
 _FREQUENT = 0.1  # share of the rows above which a target, such as no sales, says nothing of copies
 _LEAST_TELLING = 0.2  # share of rows with less frequent targets; below it all are ratings
@@ -19,7 +17,7 @@ _CLOSER = 10.0  # times as often as any two rows may two with equal inputs have 
 
 
 def copied_rows(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which rows repeat an earlier one in inputs and target without being measured anew.
+    """Which rows repeat an earlier one in inputs and target without being measured anew, ``(n,)``.
 
     Rows are equal if they are so in single precision. Measured again at the same inputs, a
     continuous target would be another; a rating or a count may well be the same. So equal rows are
@@ -31,16 +29,8 @@ def copied_rows(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.bo
       if inputs are equal more often than columns that are drawn independently would be, and, of
       ratings, if there are at least 20 pairs.
 
-    Args:
-        x: Inputs, ``(n, d)``; NaN is a value like others.
-        y: Targets, ``(n,)``.
-
-    Returns:
-        ``(n,)``, False for the first row of each kind; False everywhere if equal rows may be
-        observations of their own.
-
-    Note:
-        A few sorts of the rows.
+    Inputs are ``(n, d)``, and NaN is a value like others. It is False for the first row of each
+    kind, and everywhere if equal rows may be observations of their own.
     """
     columns = np.column_stack([_codes(column) for column in (*x.T, y)])
     _, inputs = np.unique(columns[:, :-1], axis=0, return_inverse=True)

@@ -26,8 +26,6 @@ from gpclml.gram import Gram, closed_form, has_hooks
 from gpclml.inference import posterior
 from gpclml.inference.units import units_of_targets
 
-__all__ = ["Decomposition", "decompose"]
-
 Term = tuple[str, Callable[[Tensor, Tensor], Tensor]]  # its name, and its matrix at points
 
 

@@ -23,18 +23,6 @@ from gpclml.inference.observations import training_observations
 from gpclml.inference.units import Units, units_of_targets
 from gpclml.linalg import DenseCovariance, ExactCovariance
 
-__all__ = [
-    "CRITERIA",
-    "Criterion",
-    "ModelScores",
-    "PairedDifference",
-    "favourites",
-    "paired_difference",
-    "score_model",
-    "scored_in",
-    "stacking_weights",
-]
-
 Criterion = Literal["loo", "clml", "lml"]
 
 CRITERIA: tuple[Criterion, ...] = ("lml", "clml", "loo")
@@ -180,12 +168,9 @@ def score_model(
 ) -> tuple[ModelScores, Mapping[str, Exception]]:
     """Scores a model on its training data, without changing its parameters, mode and caches.
 
-    A score that fails is NaN and does not affect the others; an interrupt ends everything.
-
-    ``orders`` are of all rows, those with missing targets last; targets are in the units asked for.
-
-    Returns:
-        The scores, and the errors of those that failed, by their names.
+    A score that fails is NaN and does not affect the others; an interrupt ends everything. The
+    errors are returned by the scores' names. ``orders`` are of all rows, those with missing targets
+    last; targets are in the units asked for.
     """
     rows = (~targets.isnan()).nonzero().squeeze(-1)
     count = len(rows)

@@ -25,16 +25,6 @@ if TYPE_CHECKING:
 
     AxesGiven = Axes | Sequence[Axes] | NDArray[np.object_] | None
 
-__all__ = [
-    "GUIDE",
-    "panels_for",
-    "plot_calibration",
-    "plot_compare",
-    "plot_fit",
-    "plot_learning_curves",
-    "style_of",
-]
-
 GUIDE: dict[str, Any] = {"color": "gray", "linewidth": 0.8, "zorder": 0}
 """Style of the lines that values are compared with."""
 

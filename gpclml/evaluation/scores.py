@@ -23,15 +23,6 @@ from gpclml.inference.observations import Solver, training_observations
 from gpclml.inference.posterior import marginal_predictive, predictive_observations
 from gpclml.inference.units import Units, term_offset, to_training_units, units_of_targets
 
-__all__ = [
-    "conditional_log_marginal_likelihood",
-    "joint_log_predictive",
-    "learning_curve",
-    "leave_one_out",
-    "log_marginal_likelihood",
-    "marginal_log_predictive",
-]
-
 
 @torch.no_grad()
 @checked

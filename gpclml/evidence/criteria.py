@@ -1,8 +1,7 @@
 """Information criteria: estimates from the training data of how well new data are predicted.
 
 WAIC and PSIS-LOO estimate the log density of n new points, each given all the data. They are sums
-over the n points in nats, larger better, on the scale ``"log"``, and -2 times that, smaller better,
-on the scale ``"deviance"`` of the papers.
+over the n points in nats, larger better; the deviance of the papers is -2 times that.
 """
 
 from __future__ import annotations
@@ -10,17 +9,12 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import all_finite, check_finite, checked
 from gpclml.errors import ShapeError, UnsupportedError
-
-__all__ = ["PredictiveCriterion", "psis_loo", "waic"]
-
-Scale = Literal["log", "deviance"]
 
 _LARGEST_VARIANCE = 0.4
 _FEWEST_PSIS_DRAWS = 25
@@ -39,7 +33,6 @@ class PredictiveCriterion:
         diagnostic: Reliability of each term, ``(N,)``: for WAIC the variance over draws of the
             log-likelihood, for PSIS-LOO the Pareto shape k of the weights.
         unreliable: Whether the diagnostic is too large, ``(N,)``.
-        scale: ``"log"`` or ``"deviance"``, of value, standard error and terms.
     """
 
     value: Tensor
@@ -48,11 +41,10 @@ class PredictiveCriterion:
     pointwise: Tensor
     diagnostic: Tensor
     unreliable: Tensor
-    scale: Scale
 
 
 @checked(log_likelihoods="float (S, N)")
-def waic(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCriterion:
+def waic(log_likelihoods: Tensor) -> PredictiveCriterion:
     r"""The widely applicable information criterion: the fit less the log-likelihoods' variance.
 
     .. math:: \sum_i \log \frac1S \sum_s p(y_i \mid w_s)
@@ -64,14 +56,12 @@ def waic(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCriterio
     Args:
         log_likelihoods: log p(y_i | w_s) at S draws from the posterior given all points,
             ``(S, N)``; S at least 2.
-        scale: ``"deviance"`` gives -2 times it.
 
     Returns:
         The estimate, differentiable, with a standard error and its terms.
 
     Raises:
         ShapeError: If the shape is not ``(S, N)``, or S is too small.
-        ArgumentError: If the scale is unknown.
         NonFiniteError: If a log-likelihood is not finite.
 
     Note:
@@ -87,12 +77,12 @@ def waic(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCriterio
     _check_draws(log_likelihoods, 2)
     fit = torch.logsumexp(log_likelihoods, dim=0) - math.log(len(log_likelihoods))
     variance = log_likelihoods.var(dim=0)
-    return _criterion(fit, fit - variance, variance, variance > _LARGEST_VARIANCE, scale)
+    return _criterion(fit, fit - variance, variance, variance > _LARGEST_VARIANCE)
 
 
 @torch.no_grad()
 @checked(log_likelihoods="float (S, N)")
-def psis_loo(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCriterion:
+def psis_loo(log_likelihoods: Tensor) -> PredictiveCriterion:
     r"""PSIS-LOO: the log density of each point given all others, by smoothed importance weights.
 
     Draws from the posterior given all points get weights 1 / p(y_i | w_s), the largest of which
@@ -102,7 +92,6 @@ def psis_loo(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCrit
     Args:
         log_likelihoods: log p(y_i | w_s) at S draws from the posterior given all points,
             ``(S, N)``; S at least 25, taken as independent.
-        scale: ``"deviance"`` gives -2 times it.
 
     Returns:
         The estimate with a standard error and its terms. Weights that no Pareto distribution fits
@@ -111,7 +100,6 @@ def psis_loo(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCrit
     Raises:
         UnsupportedError: If the package arviz-stats is not installed.
         ShapeError: If the shape is not ``(S, N)``, or S is too small.
-        ArgumentError: If the scale is unknown.
         NonFiniteError: If a log-likelihood is not finite.
 
     Note:
@@ -133,7 +121,7 @@ def psis_loo(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCrit
     left_out = torch.logsumexp(draws + log_weights, dim=0)
     largest = min(1 - 1 / math.log10(len(draws)), 0.7)
     fit, left_out, shape = (t.to(log_likelihoods) for t in (fit, left_out, shape))
-    return _criterion(fit, left_out, shape, ~(shape <= largest), scale)
+    return _criterion(fit, left_out, shape, ~(shape <= largest))
 
 
 def _smoothed_log_weights(log_likelihood: Tensor) -> tuple[Tensor, float]:
@@ -161,20 +149,19 @@ def _smoothed_log_weights(log_likelihood: Tensor) -> tuple[Tensor, float]:
 
 
 def _criterion(
-    fit: Tensor, pointwise: Tensor, diagnostic: Tensor, unreliable: Tensor, scale: Scale
+    fit: Tensor, pointwise: Tensor, diagnostic: Tensor, unreliable: Tensor
 ) -> PredictiveCriterion:
     """The criterion made of its terms and those of the fit, ``(N,)``, in nats."""
-    factor, count = 1.0 if scale == "log" else -2.0, len(pointwise)
+    count = len(pointwise)
     # The variance of one term is NaN, said with a warning.
     spread = pointwise.std() if count > 1 else pointwise.new_tensor(math.nan)
     return PredictiveCriterion(
-        value=factor * pointwise.sum(),
-        standard_error=abs(factor) * math.sqrt(count) * spread,
+        value=pointwise.sum(),
+        standard_error=math.sqrt(count) * spread,
         effective_parameters=(fit - pointwise).sum(),
-        pointwise=factor * pointwise,
+        pointwise=pointwise,
         diagnostic=diagnostic,
         unreliable=unreliable,
-        scale=scale,
     )
 
 

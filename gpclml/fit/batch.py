@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
+import gpytorch
 import torch
+from gpytorch.constraints import Interval
+from gpytorch.kernels import Kernel
 from gpytorch.models import ExactGP
+from gpytorch.priors import Prior
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
@@ -23,17 +28,17 @@ from gpclml.fit.result import FitResult, FitWarning
 from gpclml.fit.search import frozen, objective
 from gpclml.fit.train import STEPS, Training, limits_of, non_finite, optimizer_factory
 from gpclml.inference.observations import Observations, training_observations
+from gpclml.kernels.networks import StackedNetwork
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.conditional_marginal_log_likelihood import member_objectives
 from gpclml.mlls.fixed_loss import fixed_loss
-from gpclml.models.stack import ModelStack
-
-__all__ = ["fit_batch", "suggest_batch_size"]
 
 # Largest n and models in a batch; beyond, memory traffic costs more than overhead saves.
 _ON_CPU = ((150, 10), (250, 5))
 _GPU_ENTRIES = 10**8  # of one covariance (k, n, n); a step holds some twenty arrays of its size
 _MOST_ON_GPU = 256
+
+_ONE_BY_ONE = "Fit such models one by one with fit_mll."
 
 
 @checked
@@ -172,9 +177,7 @@ def _check_members(mlls: Sequence[ConditionalMarginalLogLikelihood]) -> None:
         raise ArgumentError("mlls", "one model twice", "objectives of distinct models")
     for mll in mlls:
         if mll.solver not in ("auto", "cholesky"):
-            suggestion = (
-                "Fit such models one by one with fit_mll; conjugate gradients are for large ones."
-            )
+            suggestion = f"{_ONE_BY_ONE[:-1]}; conjugate gradients are for large ones."
             got, expected = f"solver={mll.solver!r}", "'cholesky', or 'auto' where that fits"
             raise UnsupportedError("mlls", got, expected, suggestion)
         if mll.likelihood is not cast(ExactGP, mll.model).likelihood:
@@ -188,11 +191,7 @@ class _Batch:
     """Objectives of models, in train mode, that are stacked and stepped together.
 
     A member that cannot be evaluated stays in the stack, at its last good parameters, and takes no
-    further steps.
-
-    Attributes:
-        histories: The objective of each member at each of its steps.
-        faults: Why a member was stopped, by its row in the stack.
+    further steps: ``faults`` has the reasons, by rows. ``histories`` are the objectives of each.
     """
 
     def __init__(
@@ -206,12 +205,12 @@ class _Batch:
         self._blocks: dict[int, list[Tensor]] = {}
         self._stack = ModelStack([cast(ExactGP, mll.model) for mll in mlls])
         self._check_stack()
-        self._parameters = self._stack.parameters
+        self._parameters = list(self._stack.parameters)
         # Those that a member keeps if it fails at once.
         self._last_good = [p.detach().clone() for p in self._parameters]
         self._optimizer = make_optimizer(self._parameters)
         names, limits = {id(p): name for name, p in mlls[0].named_parameters()}, limits_of(mlls[0])
-        self._names = [names[id(p)] for p in self._stack.own_parameters(0)]
+        self._names = [names[id(p)] for p in self._stack.parameters.values()]
         self._limits = [limits.get(name) for name in self._names]
 
     @property
@@ -259,8 +258,7 @@ class _Batch:
     def write_back(self) -> None:
         """Copies the parameters of all members to their models."""
         self._put_back()
-        for row in range(len(self._mlls)):
-            self._stack.write_back(row)
+        self._stack.write_back()
 
     @torch.no_grad()
     def _put_back(self) -> None:
@@ -276,7 +274,7 @@ class _Batch:
             if split.conditioned_on is not None:
                 raise UnsupportedError(
                     "mlls", "held-out points conditioned on a part of the others",
-                    "on all others", "Fit such models one by one with fit_mll.",
+                    "on all others", _ONE_BY_ONE,
                 )  # fmt: skip
             self._blocks[row] = split.held_out
         return self._blocks[row]
@@ -314,12 +312,11 @@ class _Batch:
     @torch.no_grad()
     def _check_stack(self) -> None:
         """A stack must be the same models: modules of others may not take a batch so."""
-        suggestion = "Fit such models one by one with fit_mll."
         expected = "models that GPyTorch can batch"
         try:
             together = training_observations(self._stack.model)
         except RuntimeError as error:
-            raise UnsupportedError("mlls", str(error), expected, suggestion) from error
+            raise UnsupportedError("mlls", str(error), expected, _ONE_BY_ONE) from error
         for row, mll in enumerate(self._mlls):
             member, alone = together.member(row), training_observations(cast(ExactGP, mll.model))
             for name, stacked, single in (
@@ -332,4 +329,112 @@ class _Batch:
                     (stacked - single).abs().max() <= tolerance
                 ):
                     got = f"another {name} in the stack than alone"
-                    raise UnsupportedError("mlls", got, expected, suggestion)
+                    raise UnsupportedError("mlls", got, expected, _ONE_BY_ONE)
+
+
+class ModelStack:
+    """Exact GPs of one build and size, in train mode, stacked along a batch dimension in front.
+
+    Hyperparameters get the shapes that GPyTorch's batch modules have, a network becomes a
+    :class:`~gpclml.kernels.networks.StackedNetwork`. The stack has parameters of its tensors, which
+    :meth:`write_back` copies to the models.
+    """
+
+    def __init__(self, models: Sequence[ExactGP]) -> None:
+        kinds = [{name: type(m) for name, m in model.named_modules()} for model in models]
+        for kind in kinds[1:]:
+            for name, module in kinds[0].items():
+                if kind.get(name) is not module:
+                    raise _unlike(f"modules of different classes at the same place, {name}")
+        self._count = len(models)
+        self._pairs: list[tuple[torch.nn.Parameter, list[Tensor]]] = []
+        self._done: dict[int, torch.nn.Module] = {}
+        self.model: Any = copy.deepcopy(models[0])
+        self._stack(self.model, models)
+        inputs = [cast(tuple[Tensor, ...], model.train_inputs) for model in models]
+        columns = tuple(_stacked(column) for column in zip(*inputs, strict=True))
+        targets = _stacked([cast(Tensor, model.train_targets) for model in models])
+        self.model.set_train_data(columns, targets, strict=False)
+
+    @property
+    def parameters(self) -> dict[torch.nn.Parameter, Tensor]:
+        """The trainable parameters of the stack, ``(k, ...)`` each, with those of the first."""
+        return {stacked: tensors[0] for stacked, tensors in self._pairs if stacked.requires_grad}
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Copies the parameters of all members to their models."""
+        for stacked, tensors in self._pairs:
+            for tensor, value in zip(tensors, stacked, strict=True):
+                tensor.copy_(value)
+
+    def _stack(self, target: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> None:
+        """Puts the stacked parameters of the modules into the target, and into its children."""
+        if id(target) in self._done:
+            return
+        self._done[id(target)] = target
+        # Priors and constraints have no batch: one stands for all, and must be the same.
+        if isinstance(target, (Prior, Interval)):
+            state = target.state_dict()
+            for module in modules:
+                other = module.state_dict()
+                if not all(torch.equal(value, other[name]) for name, value in state.items()):
+                    raise _unlike(f"{type(target).__name__} with different values")
+            return
+        for name, _ in list(target.named_parameters(recurse=False)):
+            tensors = [cast(Tensor, getattr(module, name)) for module in modules]
+            stacked = torch.nn.Parameter(_stacked(tensors), requires_grad=_all_trainable(tensors))
+            self._pairs.append((stacked, tensors))
+            target.register_parameter(name, stacked)
+        for name, buffer in list(target.named_buffers(recurse=False)):
+            tensors = [cast(Tensor, getattr(module, name)) for module in modules]
+            if buffer.is_floating_point():
+                target.register_buffer(name, _stacked(tensors))
+            elif not all(torch.equal(buffer, other) for other in tensors):
+                raise _unlike(f"buffers {name} of {type(target).__name__}")
+        # The registered shapes above have the batch in front, as those of a kernel made for one.
+        if isinstance(target, Kernel):
+            target.batch_shape = torch.Size([self._count, *target._batch_shape])
+        for name, child in list(target.named_children()):
+            children = [module.get_submodule(name) for module in modules]
+            if not _is_network(child):
+                self._stack(child, children)
+                continue
+            if id(child) not in self._done:  # a network may be that of kernel and mean
+                self._done[id(child)] = self._stacked_network(children)
+            setattr(target, name, self._done[id(child)])
+
+    def _stacked_network(self, networks: Sequence[torch.nn.Module]) -> StackedNetwork:
+        for name, _ in networks[0].named_parameters():
+            _stacked([network.get_parameter(name) for network in networks])  # of one shape
+        stacked = StackedNetwork(networks)
+        for name, parameter in stacked.named_stacks():
+            tensors = [cast(Tensor, network.get_parameter(name)) for network in networks]
+            parameter.requires_grad_(_all_trainable(tensors))
+            self._pairs.append((parameter, tensors))
+        return stacked
+
+
+def _is_network(module: torch.nn.Module) -> bool:
+    """Whether it is plain torch with parameters: GPyTorch's modules take a batch themselves."""
+    containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
+    has_gpytorch = any(isinstance(child, gpytorch.Module) for child in module.modules())
+    plain = not has_gpytorch and not isinstance(module, containers)
+    return plain and any(True for _ in module.parameters())
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    if len({(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors}) > 1:
+        raise _unlike("parameters of different shapes, dtypes or devices")
+    return torch.stack([tensor.detach() for tensor in tensors])
+
+
+def _all_trainable(tensors: Sequence[Tensor]) -> bool:
+    flags = {tensor.requires_grad for tensor in tensors}
+    if len(flags) > 1:
+        raise _unlike("parameters frozen in some and trained in others")
+    return flags.pop()
+
+
+def _unlike(what: str) -> UnsupportedError:
+    return UnsupportedError("models", what, "models that differ only in values", _ONE_BY_ONE)

@@ -20,8 +20,6 @@ from gpclml.fit.train import trainable
 if TYPE_CHECKING:
     from botorch.optim.core import OptimizationResult
 
-__all__ = ["fit_gpytorch_mll_fused"]
-
 _OPTIONS = ("ftol", "gtol", "maxfun", "maxls", "maxcor")  # of SciPy's L-BFGS-B
 
 

@@ -34,14 +34,6 @@ from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import fixed_loss
 from gpclml.models import GPRegression, find_networks
 
-__all__ = [
-    "drop_second_part",
-    "has_second_part",
-    "start_second_part",
-    "warm_start",
-    "warm_start_fresh_models",
-]
-
 _RETRIES = 2  # of the warm start, as many as fit_mll takes
 _TRIAL_STEPS, _STEPS = 15, 45  # of the line searches: each start's, and then the better one's
 _SHARE = 0.3  # of the variance that the second part starts with

@@ -25,22 +25,22 @@ from gpclml.conditioning.batches import Loader, TrainingBatches
 from gpclml.curvature import FunctionSpace
 from gpclml.curvature.output_likelihoods import check_targets_belong
 from gpclml.errors import ArgumentError
+from gpclml.fit.evidence import (
+    LogNoise,
+    gradients_of,
+    noise_and_residual,
+    start_from_residuals,
+    told_of_scales,
+)
 from gpclml.fit.result import FitResult, FitWarning
 from gpclml.fit.train import Training
 from gpclml.inference import evaluating
 from gpclml.mlls import LaplaceMarginalLogLikelihood
-from gpclml.mlls.evidence_search import (
-    LogNoise,
-    climbs,
-    climbs_online,
-    lower_noise_to_residuals,
-    start_from_residuals,
-    step_uphill,
-    told_of_scales,
-)
 from gpclml.models import LinearizedNetwork
 
-__all__ = ["OnlineFitResult", "fit_hyperparameters", "fit_map", "fit_online"]
+_LAST = 10  # the part of a fit that is its last tenth
+_CLIMBS = 0.1  # nats, of all points, gained by the last tenth of a fit to one curvature
+_CLIMBS_ONLINE = 0.003  # nats per point, gained by the last tenth while weights are trained too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +118,11 @@ class _NetworkTraining:
             output = self.model(x)
             # Noise far above the first residuals would hide the targets from the weights.
             if self._trains_hyperparameters and done == 0 and not values:
-                lower_noise_to_residuals(self.mll, output.mean, y)
+                noise, size = noise_and_residual(cast(Any, self.mll.likelihood), output.mean, y)
+                if noise is not None and size > 0:
+                    noise.write(min(float(noise.leaf.detach()), math.log(size)))
             value = self.mll.log_joint(output, y)
-            step_uphill(self.optimizers[0], value)
+            _step_uphill(self.optimizers[0], value)
             values.append(value.detach())
             self.seen.append((output.mean.detach(), y))
         mean = torch.stack(values).mean()  # the one read of the device in an epoch
@@ -160,7 +162,7 @@ class _NetworkTraining:
                 if number == 0 and not self.course.looks:
                     start_from_residuals(evidence)
                     value = evidence()
-                step_uphill(self.optimizers[1], value, self.log_noise)
+                _step_uphill(self.optimizers[1], value, self.log_noise)
                 return float(before)
 
             inner.run(step, steps)
@@ -189,6 +191,41 @@ class _NetworkTraining:
         self.course.resume(
             path, "gpclml.OnlineFit", mll, self.optimizers, settings, self.generator
         )  # fmt: skip
+
+
+def _step_uphill(
+    optimizer: torch.optim.Optimizer, value: Tensor, log_noise: LogNoise | None = None
+) -> None:
+    """A step uphill, by gradients of these parameters alone."""
+    leaves = optimizer.param_groups[0]["params"]
+    for leaf, gradient in zip(leaves, gradients_of(-value, leaves, log_noise), strict=True):
+        leaf.grad = gradient
+    if log_noise is None:
+        optimizer.step()
+    else:
+        log_noise.read()
+        optimizer.step()
+        log_noise.write()
+
+
+def _climbs_online(scores: list[float]) -> bool:
+    """Whether the last tenth of the evidences brought the best one by more than a little."""
+    last = max(1, len(scores) // _LAST)
+    earlier = scores[:-last]
+    return bool(earlier) and max(scores) - max(earlier) > _CLIMBS_ONLINE
+
+
+def _climbs(values: list[float], num_data: int, exact: bool) -> bool:
+    """Whether the last tenth of the steps gained; of estimates, beyond twice their error."""
+    last = max(1, len(values) // _LAST)
+    if exact:
+        return (values[-1] - values[-1 - last]) * num_data > _CLIMBS
+    if last < 2:
+        return False
+    before, after = torch.tensor(values[-2 * last :], dtype=torch.float64).split(last)
+    gain = float(after.mean() - before.mean())
+    error = math.sqrt(float(before.var() + after.var()) / last)
+    return gain * num_data > _CLIMBS and gain > 2 * error
 
 
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
@@ -377,7 +414,7 @@ def fit_online(
     return OnlineFitResult(
         objective=max(course.scores, default=math.nan), history=course.scores,
         seconds=course.seconds, log_joints=course.history, evaluated=course.looks,
-        best=course.best, **training.problem(climbs_online(course.scores), suggestion),
+        best=course.best, **training.problem(_climbs_online(course.scores), suggestion),
     )  # fmt: skip
 
 
@@ -437,5 +474,5 @@ def fit_hyperparameters(
     suggestion = "The evidence still climbs at the last steps. Raise steps, or lr."
     return FitResult(
         objective=evidence, history=history, seconds=training.course.seconds,
-        **training.problem(climbs([*history, evidence], mll.num_data, exact), suggestion),
+        **training.problem(_climbs([*history, evidence], mll.num_data, exact), suggestion),
     )  # fmt: skip

@@ -40,8 +40,6 @@ from gpclml.kernels.networks import reset_network
 from gpclml.mlls.fixed_loss import fixed_loss, fresh_loss
 from gpclml.models import find_networks
 
-__all__ = ["fit_mll", "stopped_after"]
-
 
 @checked
 def fit_mll(

@@ -34,8 +34,6 @@ from gpclml.inference.observations import training_observations
 from gpclml.mlls.fixed_loss import fresh_loss
 from gpclml.models import GPRegression, find_networks
 
-__all__ = ["NetworksFitResult", "fit_networks"]
-
 _CHECKPOINTS = 4  # at which folds are scored, evenly over the steps, after the one at the start
 _ENOUGH = 1000  # held-out points to judge by: with as many, further folds are not used
 _MARGIN = 1.5  # standard errors that a gain must exceed
@@ -216,9 +214,8 @@ def _held_out_gains(
     """Trains a copy for each fold, all to one checkpoint before any to the next.
 
     Returns the gain of the untrained model (zero), at the start of the training, and after each
-    number of steps. Training ends if the gain over the folds scored so far is a standard error (at
-    the start, two) below zero, if steps have not raised it, or if a fold cannot be trained on; the
-    last gain is then of fewer folds.
+    number of steps. If a fold cannot be trained on, or training ends early, the last gain is of
+    fewer folds.
     """
     pairs = [
         (_SubsetTraining(copy.deepcopy(mll), kept, checkpoints, lr, seed), block)

@@ -8,8 +8,6 @@ from typing import Literal
 
 from gpclml.inference import Road
 
-__all__ = ["FitResult", "FitWarning", "MLLFitResult", "Problem"]
-
 Problem = Literal[
     "", "limit", "stopped", "abnormal", "constant", "bound", "noise", "runaway", "units"
 ]

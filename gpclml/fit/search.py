@@ -135,7 +135,7 @@ def bounds_of(mll: MarginalLogLikelihood) -> Bounds:
     """Bounds of the raw parameters, where a constraint has any.
 
     A parameter with a positive lower bound, such as the noise, keeps a distance of a hundredth of
-    the bound: the transform is flat nearer to it and a search could not return.
+    the bound.
     """
     from botorch.optim.utils import get_parameters_and_bounds
 
@@ -168,14 +168,9 @@ class Vector:
     Its coordinates are the raw parameters, and from :meth:`take_logarithms` on the logarithms of
     positive hyperparameters in place of those. Scales of a kernel and variances of the noise act by
     their ratios, so that a step of one length in their logarithms changes an objective about as
-    much wherever it is taken, and searches need less than half of the steps. Where the block ends
-    the parameters are those of the lowest loss.
-
-    Args:
-        mll: The objective.
-        bounds: Of raw parameters, as of :func:`bounds_of`.
-        loss: Adds its gradient to that of the parameters.
-        member: Index of the member of a batch whose numbers move; those of all if None.
+    much wherever it is taken, and searches need less than half of the steps. The loss adds its
+    gradient to that of the parameters; of a batch the numbers of one member may move alone. Where
+    the block ends the parameters are those of the lowest loss.
 
     Attributes:
         best, lowest: The coordinates of the lowest loss, ``(size,)``, and that loss.
@@ -416,9 +411,8 @@ def _line_search(
 ) -> LineSearchEnd:
     """One search, or one for each member of a batch that can be evaluated alone.
 
-    Of members the worst reason counts. Where the objective leaves scale and mean of a
-    ``GPRegression`` open, they have weak priors meanwhile, which the loss that is returned leaves
-    out.
+    Where the objective leaves scale and mean of a ``GPRegression`` open, they have weak priors
+    meanwhile, which the loss that is returned leaves out.
     """
     model, bounds = mll.model, bounds_of(mll)
     is_open = isinstance(model, GPRegression) and not scores_first_points(mll)
@@ -438,11 +432,8 @@ def _line_search(
             lowest = [loss() for loss in losses] if fixed.has_members else [0.0]
             for index, (member, loss) in enumerate(zip(members, losses, strict=True)):
                 others = sum(lowest) - lowest[index]
-
-                def record_sum(value: float, others: float = others) -> None:
-                    record(value + others)
-
                 with Vector(mll, bounds, loss, member) as vector:
+                    record_sum: Record = lambda value, others=others: record(value + others)  # noqa: E731
                     ends.append(_minimize(vector, steps, record_sum, options, num_points))
                     lowest[index] = vector.lowest
     finally:
@@ -564,8 +555,7 @@ def search(
     If one fails, others start from less noise with shorter and with longer lengthscales, the higher
     objective first, until one succeeds; the best result is kept. Of a sum the histories are those
     of its members, one after the other, and the objective is the mean. A NanError or NotPSDError
-    says that the start cannot be evaluated. The cost beside the line search is one leave-one-out
-    prediction.
+    says that the start cannot be evaluated.
     """
     begin = time.perf_counter()
     if isinstance(mll, SumMarginalLogLikelihood):

@@ -100,15 +100,11 @@ def set_gradients(optimizer: torch.optim.Optimizer, loss: Tensor, mll: torch.nn.
 class Training:
     """Steps of a training and their history, the best state so far, and a file to go on from.
 
-    Args:
-        kept: The module whose best state is kept, if scores are noted.
-
     Attributes:
         history: What each step returned.
-        looks: Numbers of steps after which a score was noted.
-        scores: These scores.
+        looks, scores: Numbers of steps after which a score was noted, and these scores.
         best: Number of steps at the best score; 0 before a score was noted.
-        best_state: The state of ``kept`` then.
+        best_state: The state then of the module that is kept.
     """
 
     def __init__(self, kept: torch.nn.Module | None = None) -> None:
@@ -133,14 +129,9 @@ class Training:
     ) -> None:
         """Takes steps until there are so many in all, or scores have stopped to become better.
 
-        Args:
-            step: Takes the step of a number, from 0, and returns the objective before it.
-            steps: How many.
-            callback: Called after each step with the number of steps; returns what the progress bar
-                shows beside the objective, if anything.
-            patience: Number of scores after the best one with which the training ends.
-            desc: Title of the progress bar.
-            progress: Whether to show it; None shows it on terminals and in notebooks.
+        A step takes its number, from 0, and returns the objective before it. The callback is given
+        the number of steps after each, and returns what the progress bar shows beside the
+        objective, if anything. So many scores after the best one (``patience``) end the training.
         """
         whole: dict[str, Any] = {}  # what there was after the last whole step
         done = len(self.history)
@@ -197,14 +188,9 @@ class Training:
     ) -> None:
         """Takes a file to save to, and goes on from it bit for bit where it is there.
 
-        Args:
-            path: The file.
-            kind: What it is a checkpoint of.
-            mll: The objective; its own draws are part of its state.
-            optimizers: All of them.
-            settings: What decides the course: numbers, and digests of data. A DataError names those
-                that differ in the file, and nothing is changed.
-            generator: That of the training itself.
+        The objective's own draws are part of its state; the generator is the training's. Settings
+        are what decides the course, numbers and digests of data: a DataError names those that
+        differ in the file, and nothing is changed.
         """
         self._path, self._kind, self._settings = path, kind, dict(settings)
         self._mll, self._optimizers, self._generator = mll, optimizers, generator

@@ -10,15 +10,6 @@ from torch import Tensor
 
 from gpclml.errors import UnsupportedError
 
-__all__ = [
-    "Evaluated",
-    "Gradients",
-    "fitted",
-    "matrix_node",
-    "precomputed",
-    "refuse_double_backward",
-]
-
 Gradients = list[tuple[Tensor, Tensor]]
 """Tensors and gradients with respect to them, each of the shape and type of its tensor. A tensor
 may be there several times: its gradient is the sum."""

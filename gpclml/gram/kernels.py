@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self, cast
 
@@ -49,21 +48,6 @@ from torch import Tensor
 
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.gram.autograd import Evaluated, Gradients, fitted
-
-__all__ = [
-    "DOUBLE_UP_TO",
-    "PROFILES",
-    "CosineSimilarityGram",
-    "FeaturesGram",
-    "Gram",
-    "Hyperparameter",
-    "Reason",
-    "Transform",
-    "closed_form",
-    "has_hooks",
-    "inner_product",
-    "transform_of",
-]
 
 DOUBLE_UP_TO = 512
 """Largest n at which the covariance of float32 points is computed in float64."""
@@ -364,7 +348,7 @@ def _gradients(x: Tensor, grad: Tensor) -> Gradients:
 
 
 class _Distances:
-    """A function of the distances of points z, which are in units of the lengthscales.
+    """A function of the distances of points, which are in units of the lengthscales.
 
     Args:
         z: Points, ``(*batch, n, d)``, in double precision.
@@ -473,14 +457,10 @@ _FEW = 10_000  # entries of which all are looked at without asking first
 
 
 def _set_equal_points(e: Tensor, floor: Tensor, diagonal: Tensor | None) -> None:
-    """Sets exactly zero what is a few roundings below it.
+    """Sets exactly zero what is a few roundings below it: equal points have one norm.
 
-    Equal points have one norm, of which roundings are left as their distance.
-
-    Args:
-        e: Minus half the squared distances, ``(*batch, n, m)``.
-        floor: The roundings of each row, negative, ``(*batch, n, 1)``.
-        diagonal: View of the entries of points with themselves; None for other points.
+    Of minus half the squared distances ``(*batch, n, m)``; the floor has the roundings of each row,
+    negative, ``(*batch, n, 1)``, the diagonal is a view of points with themselves, if any.
     """
     if diagonal is not None and e.is_cpu and e.numel() > _FEW:  # else a GPU would have to wait
         diagonal.fill_(-math.inf)
@@ -516,11 +496,7 @@ def _rows(matrix: Tensor, rows: slice | None) -> Tensor:
 class RadialGram(Gram):
     """A kernel of GPyTorch that is a function of distance.
 
-    Args:
-        kernel: Whose hyperparameters they are.
-        profile: Name of the function.
-        lengthscale: Name of the hyperparameter that points are divided by.
-        power: Name of the exponent's; None where there is none.
+    By name: the function, the hyperparameter that points are divided by, and the exponent's.
     """
 
     def __init__(
@@ -578,9 +554,7 @@ class PeriodicGram(Gram):
 
     def metric(self, x: Tensor) -> Tensor:
         """Points on circles."""
-        angle = x * (2.0 * math.pi / Hyperparameter(self._kernel, "period_length", x.dtype).value)
-        radius = Hyperparameter(self._kernel, "lengthscale", x.dtype).value.rsqrt()
-        return torch.cat([angle.cos() * radius, angle.sin() * radius], -1)
+        return self._circles(x).to(x)
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
@@ -715,8 +689,7 @@ class SpectralMixtureGram(Gram):
     .. math:: k(x, x') = \prod_d \sum_q w_q \exp(-2 \pi^2 \sigma_{qd}^2 \tau_d^2)
         \cos(2 \pi \mu_{qd} \tau_d), \qquad \tau = x - x'
 
-    GPyTorch keeps several arrays ``(Q, n, n, d)``; here one column and component is computed at a
-    time, and again for the gradient.
+    One column and component is computed at a time, and again for the gradient.
     """
 
     def metric(self, x: Tensor) -> Tensor:
@@ -817,6 +790,17 @@ class _Composite(Gram):
         self._children = children
         self.has_features = any(child.has_features for child in children)
 
+    def on_features(self, x: Tensor) -> tuple[Gram, Tensor]:
+        """See :class:`Gram`; each kernel is on its columns of all features side by side."""
+        if not self.has_features:
+            return self, x
+        grams, start, features = [], 0, []
+        for base, points in (child.on_features(x) for child in self._children):
+            columns = torch.arange(start, start := start + points.shape[-1], device=x.device)
+            grams.append(_on_columns(base, columns))
+            features.append(points)
+        return type(self)(self._kernel, grams), torch.cat(features, -1)
+
 
 class ScaledGram(_Composite):
     """A kernel times the ``outputscale`` of a ``ScaleKernel``."""
@@ -824,11 +808,6 @@ class ScaledGram(_Composite):
     def rank(self, num_columns: int | None) -> float:
         """The rank of the base kernel."""
         return self._children[0].rank(num_columns)
-
-    def on_features(self, x: Tensor) -> tuple[Gram, Tensor]:
-        """See :class:`Gram`."""
-        base, x = self._children[0].on_features(x)
-        return ScaledGram(self._kernel, [base]), x
 
     def metric(self, x: Tensor) -> Tensor:
         """That of the base kernel, times the root of the scale."""
@@ -868,13 +847,6 @@ class SumGram(_Composite):
         """Those of the terms side by side."""
         return torch.cat([term.metric(x) for term in self._children], -1)
 
-    def on_features(self, x: Tensor) -> tuple[Gram, Tensor]:
-        """See :class:`Gram`."""
-        if not self.has_features:
-            return self, x
-        grams, x = _on_features(self._children, x)
-        return SumGram(self._kernel, grams), x
-
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
         evaluated = [term(x, other) for term in self._children]
@@ -906,13 +878,6 @@ class ProductGram(_Composite):
         ]
         return torch.cat(metrics, -1)
 
-    def on_features(self, x: Tensor) -> tuple[Gram, Tensor]:
-        """See :class:`Gram`."""
-        if not self.has_features:
-            return self, x
-        grams, x = _on_features(self._children, x)
-        return ProductGram(self._kernel, grams), x
-
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
         evaluated = [factor(x, other) for factor in self._children]
@@ -931,65 +896,26 @@ class ProductGram(_Composite):
         return Evaluated(matrix, [tensor for factor in evaluated for tensor in factor.tensors], vjp)
 
 
-def _on_features(children: Sequence[Gram], x: Tensor) -> tuple[list[Gram], Tensor]:
-    """Kernels inside of their features, each on its columns of all features side by side."""
-    bases, columns = zip(*(child.on_features(x) for child in children), strict=True)
-    ends = torch.tensor([points.shape[-1] for points in columns]).cumsum(0).tolist()
-    starts = [0, *ends[:-1]]
-    grams: list[Gram] = [
-        ColumnsGram(base, torch.arange(start, end, device=x.device))
-        for base, start, end in zip(bases, starts, ends, strict=True)
-    ]
-    return grams, torch.cat(columns, -1)
-
-
-class ColumnsGram(Gram):
-    """A kernel on some columns of the points.
-
-    Args:
-        base: The kernel on these columns.
-        dims: Their indices, its ``active_dims``, ``(k,)``.
-    """
-
-    def __init__(self, base: Gram, dims: Tensor) -> None:
-        self._base, self._dims, self.has_features = base, dims, base.has_features
-
-    def rank(self, num_columns: int | None) -> float:
-        """The rank of the kernel on these columns."""
-        return self._base.rank(len(self._dims))
-
-    def on_features(self, x: Tensor) -> tuple[Gram, Tensor]:
-        """See :class:`Gram`."""
-        return self._base.on_features(x.index_select(-1, self._dims))
-
-    def metric(self, x: Tensor) -> Tensor:
-        """That of the kernel on these columns."""
-        return self._base.metric(x.index_select(-1, self._dims))
-
-    def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
-        """See :class:`Gram`; autograd takes gradients from the columns to the points."""
-        other = None if other is None else other.index_select(-1, self._dims)
-        return self._base(x.index_select(-1, self._dims), other)
-
-
 class FeaturesGram(Gram):
-    """A kernel on features of the points, such as the outputs of a network.
+    """A kernel on features of the points, such as the outputs of a network, or on some columns.
 
     Args:
         base: The kernel on the features.
         features: Maps points ``(*batch, n, d)`` to features ``(*batch, n, q)``; autograd takes
             gradients from these to its parameters and the points.
+        num_columns: How many there are, of columns; features are counted when they are computed.
     """
 
-    has_features = True
-
-    def __init__(self, base: Gram, features: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, base: Gram, features: Callable[[Tensor], Tensor], num_columns: int | None = None
+    ) -> None:
         # Features are computed anew at each call: a network is trained between them.
-        self._base, self._features = base, features
+        self._base, self._features, self._num_columns = base, features, num_columns
+        self.has_features = num_columns is None or base.has_features
 
     def rank(self, num_columns: int | None) -> float:
-        """The rank of the kernel on the features, which are counted when they are computed."""
-        return self._base.rank(None)
+        """The rank of the kernel on the features."""
+        return self._base.rank(self._num_columns)
 
     def on_features(self, x: Tensor) -> tuple[Gram, Tensor]:
         """See :class:`Gram`."""
@@ -1004,6 +930,11 @@ class FeaturesGram(Gram):
         return self._base(self._features(x), None if other is None else self._features(other))
 
 
+def _on_columns(base: Gram, dims: Tensor) -> Gram:
+    """A kernel on the columns of these indices, ``(k,)``."""
+    return FeaturesGram(base, lambda x: x.index_select(-1, dims), len(dims))
+
+
 def _check_columns(kernel: Kernel, x: Tensor) -> None:
     if kernel.ard_num_dims not in (None, x.shape[-1]):
         expected = f"{kernel.ard_num_dims} columns (ard_num_dims of {type(kernel).__name__})"
@@ -1012,12 +943,7 @@ def _check_columns(kernel: Kernel, x: Tensor) -> None:
 
 
 def inner_product(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of the products of two matrices' entries, ``(*batch,)``.
-
-    Args:
-        a: ``(*batch, n, m)``.
-        b: The same, or with a batch shape that is broadcast to that of ``a``.
-    """
+    """The sum of the products of two matrices' entries, ``(*batch,)``; batches broadcast."""
     # BLAS adds them one after another, which loses digits; torch.sum adds sums of sums.
     blocks = _blocks_of_rows(a, a.mT)
     if blocks is _ALL:
@@ -1032,18 +958,8 @@ _METHOD = "_closed_form"  # by which a class of kernels gives its closed form
 _MATERN = {0.5: "matern_12", 1.5: "matern_32", 2.5: "matern_52"}
 
 
-@dataclass(frozen=True)
-class Reason:
-    """Why a kernel is evaluated by GPyTorch.
-
-    Attributes:
-        text: In words, such as "MyKernel is a kernel of its own".
-    """
-
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
+class Reason(str):
+    """Why a kernel is evaluated by GPyTorch, such as "MyKernel is a kernel of its own"."""
 
 
 def closed_form(kernel: Kernel, *, select: bool = False) -> Gram | Reason:
@@ -1089,7 +1005,7 @@ def closed_form(kernel: Kernel, *, select: bool = False) -> Gram | Reason:
     dims = cast(Tensor | None, kernel.active_dims)
     if not select or dims is None or isinstance(gram, Reason):
         return gram
-    return ColumnsGram(gram, dims)
+    return _on_columns(gram, dims)
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

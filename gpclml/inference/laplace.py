@@ -62,18 +62,6 @@ from gpclml.linalg import (
 )
 from gpclml.linalg.matrices import HALF_LOG_2PI
 
-__all__ = [
-    "Approximation",
-    "LatentCovariance",
-    "LatentObservations",
-    "Mode",
-    "Sites",
-    "Starts",
-    "find_mode",
-    "find_sites",
-    "latent_observations",
-]
-
 _MOST_STEPS = 100  # of Newton's method, which takes about five
 # Twice the gain that Newton's method expects of a step, in nats, after which it ends: the error of
 # the mode is then squared once more. Other steps gain a constant share of what is left.
@@ -102,6 +90,7 @@ class _Curvature:
     Attributes:
         curvature: The W of the precision, ``(*batch, n)``.
         is_definite: Whether the precision has W as given, ``(*batch,)``; True for all.
+        covariance: That of latent values where some W is negative; else None.
     """
 
     def __init__(self, K: Tensor, W: Tensor, is_positive: bool) -> None:
@@ -111,7 +100,8 @@ class _Curvature:
         self.factor, info = torch.linalg.cholesky_ex(B)
         if bool(info.any()):
             self.factor = safe_cholesky(B)  # with jitter, or an error that says what is wrong
-        self.curvature, self._covariance = W, None
+        self.curvature = W
+        self.covariance: Tensor | None = None
         self.is_definite: Tensor | bool = True
         self._log_det: Tensor | float = 0.0
         if not is_positive and bool((W < 0).any()):
@@ -138,30 +128,25 @@ class _Curvature:
         self._log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         root = torch.where(keep, root, 0.0)
         U = torch.linalg.solve_triangular(factor, root.unsqueeze(-1) * covariance, upper=False)
-        self._covariance = covariance + U.mT @ U
+        self.covariance = covariance + U.mT @ U
 
     def whitened(self, columns: Tensor) -> Tensor:
         """Columns as L⁻¹ √W of them, whose products are those with R where W is not negative."""
         scaled = self.root.unsqueeze(-1) * columns
         return torch.linalg.solve_triangular(self.factor, scaled, upper=False)
 
-    @property
-    def has_covariance(self) -> bool:
-        """Whether some W is negative, and the covariance of latent values was formed."""
-        return self._covariance is not None
-
     def times_r(self, columns: Tensor) -> Tensor:
         """R = (K + W⁻¹)⁻¹ times columns, ``(*batch, n, k)``."""
-        if self._covariance is None:
+        if self.covariance is None:
             root = self.root.unsqueeze(-1)
             return root * torch.cholesky_solve(root * columns, self.factor)
         W = self.curvature.unsqueeze(-1)
-        return W * (columns - self._covariance @ (W * columns))
+        return W * (columns - self.covariance @ (W * columns))
 
     def r_and_variance(self, K: Tensor) -> tuple[Tensor, Tensor]:
         """The matrix R, ``(*batch, n, n)``, and variances of latent values, ``(*batch, n)``."""
         W = self.curvature
-        if self._covariance is None:
+        if self.covariance is None:
             T = torch.cholesky_inverse(self.factor)
             # Unlike :meth:`variance` it has no digits where W is tiny, nor does a gradient there
             # need any: it is multiplied by third derivatives, which are as small.
@@ -169,14 +154,14 @@ class _Curvature:
             prior = K.diagonal(dim1=-2, dim2=-1)
             variance = torch.where(W > 0, reduced, prior).clamp_min(0.0).minimum(prior)
             return self.root.unsqueeze(-1) * T * self.root.unsqueeze(-2), variance
-        R = -W.unsqueeze(-1) * self._covariance * W.unsqueeze(-2)
+        R = -W.unsqueeze(-1) * self.covariance * W.unsqueeze(-2)
         R.diagonal(dim1=-2, dim2=-1).add_(W)
-        return R, self._covariance.diagonal(dim1=-2, dim2=-1)
+        return R, self.covariance.diagonal(dim1=-2, dim2=-1)
 
     def variance(self, K: Tensor) -> Tensor:
         """Variances of latent values, ``(*batch, n)``, with digits also where W is tiny."""
-        if self._covariance is not None:
-            return self._covariance.diagonal(dim1=-2, dim2=-1)
+        if self.covariance is not None:
+            return self.covariance.diagonal(dim1=-2, dim2=-1)
         prior = K.diagonal(dim1=-2, dim2=-1)
         reduced = prior - self.whitened(K).square().sum(-2)
         return reduced.maximum(prior * torch.finfo(prior.dtype).eps)
@@ -191,11 +176,9 @@ class Mode:
     """The mode of latent values given targets, and Laplace's approximation there, in float64.
 
     Attributes:
-        latent: The mode f, ``(*batch, n)``.
-        weights: a = K⁻¹ (f - m), ``(*batch, n)``.
+        latent, weights: The mode f, and a = K⁻¹ (f - m), ``(*batch, n)``.
         at: Log densities of the targets and their derivatives at the mode.
-        mean: The prior mean m.
-        curvature: Factors at the mode.
+        mean, curvature: The prior mean m, and factors at the mode.
     """
 
     latent: Tensor
@@ -215,10 +198,7 @@ class Mode:
         """Of the evidence: for K, for m, and the weights of the gradient for hyperparameters.
 
         The mode moves with all of them, and W with it; the evidence feels this by log |I + K W|.
-
-        Returns:
-            ``(*batch, n, n)`` (symmetric), ``(*batch, n)``, and what log density, first and second
-            derivative of each target are weighted by, ``(*batch, n)`` each.
+        Log density, first and second derivative of each target are weighted by the last.
         """
         R, variance = self.curvature.r_and_variance(K)
         slope = 0.5 * variance * self.at.third  # of -log |I + K W| / 2 by the mode
@@ -241,16 +221,9 @@ def find_mode(
 ) -> Mode:
     """The mode by Newton's method, with steps halved until the log density rises.
 
-    Args:
-        K: Prior covariance of latent values, ``(*batch, n, n)``, float64 without a graph.
-        mean: Their prior mean, ``(*batch, n)``.
-        density: Of the targets.
-        targets: ``(*batch, n)``.
-        observed: Which targets count, ``(*batch, n)``; all if None.
-        start: Weights a to start from, where that is better than the prior mean.
-
-    Raises:
-        NonFiniteError, NotPSDError: The covariance cannot be factored.
+    K is the prior covariance, ``(*batch, n, n)``, float64 without a graph; targets that are not
+    observed do not count; the search starts from the weights a of ``start`` where that is better
+    than from the prior mean. A NonFiniteError or NotPSDError says that K cannot be factored.
     """
     batch = torch.broadcast_shapes(K.shape[:-2], mean.shape[:-1], targets.shape[:-1])
     mean = mean.expand(*batch, mean.shape[-1])
@@ -327,17 +300,8 @@ def find_sites(
     A site of precision :math:`\tau_i` is such that the normal without it, times the target's
     density, has the mean and the variance of the normal with it (Minka 2001; Rasmussen and Williams
     2006, Section 3.6). At the mode of a skewed posterior probabilities are too near to 1/2, the
-    more the larger the scale of the prior; these moments have no such bias.
-
-    Args:
-        K: Prior covariance, ``(*batch, n, n)``, float64.
-        mode: That of Laplace's approximation.
-        density: Of the targets, log-concave.
-        targets: ``(*batch, n)``.
-        observed: Which of them count; all if None.
-
-    Raises:
-        NotConvergedError: The sites still change after 500 sweeps.
+    more the larger the scale of the prior; these moments have no such bias. The density has to be
+    log-concave. A NotConvergedError says that sites still change after 500 sweeps.
     """
     prior_mean = mode.mean
     precision = -mode.at.second
@@ -428,12 +392,7 @@ class LatentObservations(Observations):
         )  # fmt: skip
 
     def covariance_by(
-        self,
-        solver: Solver,
-        blocks: Sequence[Tensor],
-        factor_dtype: torch.dtype | None = None,
-        *,
-        checked: bool = True,
+        self, solver: Solver, blocks: Sequence[Tensor], *, checked: bool = True
     ) -> LatentCovariance:
         """The same by any solver but conjugate gradients, which know no mode."""
         if solver not in ("auto", "cholesky"):
@@ -448,11 +407,7 @@ class LatentObservations(Observations):
         return self.covariance_by(settings, [])
 
     def member(self, index: int | slice) -> Observations:
-        """Refuses what batches of models are fitted by.
-
-        Raises:
-            UnsupportedError: Always.
-        """
+        """Refuses what batches of models are fitted by."""
         raise UnsupportedError("models", "a LatentGP", "GPs of numbers", "Fit it by fit_mll.")
 
     def per_held_out_target(
@@ -468,25 +423,16 @@ class LatentObservations(Observations):
         """Which way an evaluation goes, and why not a faster one."""
         gram = closed_form_of(self.latent, dense=True)
         if isinstance(gram, Reason):
-            return Road("GPyTorch's kernel, Laplace's approximation", gram.text)
+            return Road("GPyTorch's kernel, Laplace's approximation", gram)
         return Road("closed form, Laplace's approximation")
 
 
 def latent_observations(
     likelihood: Likelihood, function_dist: MultivariateNormal, target: Tensor
 ) -> LatentObservations:
-    """The prior of latent values and the density of their targets.
+    """The prior of latent values and the density of their targets, ``(*batch, n)``, some missing.
 
-    Args:
-        likelihood: See :func:`gpclml.likelihoods.target_density`.
-        function_dist: Prior of the latent values, event shape ``(n,)``.
-        target: ``(*batch, n)``; NaN is missing under ``observation_nan_policy("mask")``.
-
-    Raises:
-        ShapeError: The target does not fit the distribution.
-        UnsupportedError: The likelihood, or a distribution of several tasks.
-        ArgumentError: Targets that the likelihood does not take.
-        NonFiniteError: Targets that are not finite.
+    Typed errors say that likelihood, distribution and targets do not fit each other.
     """
     density = target_density(likelihood)
     if not isinstance(function_dist, MultivariateNormal) or isinstance(
@@ -517,16 +463,9 @@ def latent_observations(
 class LatentCovariance(ExactCovariance):
     """Densities of targets by Laplace's approximation, with the interface of a covariance.
 
-    The residuals that its methods are given count nowhere: targets and prior mean are its own.
-
-    Args:
-        matrix: Prior covariance of the latent values, ``(*batch, n, n)``, differentiable.
-        mean: Their prior mean, ``(*batch, n)``.
-        density: Of the targets.
-        targets: ``(*batch, n)``.
-        observed: Which of them count; all if None.
-        starts: See :class:`LatentObservations`.
-        approximation: See :class:`LatentObservations`.
+    The residuals that its methods are given count nowhere: targets and prior mean are its own. The
+    matrix is the prior covariance of the latent values, ``(*batch, n, n)``, differentiable as the
+    mean is; starts and approximation are those of :class:`LatentObservations`.
     """
 
     def __init__(
@@ -589,11 +528,10 @@ class LatentCovariance(ExactCovariance):
         return others, self._mode_of(others, self.mode.weights[..., others])
 
     def held_out_log_density(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-        r"""The sum over blocks of log p(y_B | y_{-B}), each the difference of two evidences.
+        """The sum over blocks of log p(y_B | y_{-B}), each the difference of two evidences.
 
-        It is differentiable in the prior's mean and covariance and in hyperparameters of the
-        likelihood. The cost is that of a mode for all points and one for each block's others, about
-        five factorizations each.
+        The cost is that of a mode for all points and one for each block's others, about five
+        factorizations each.
         """
         flat = [block for group in blocks for block in group.reshape(-1, group.shape[-1])]
         value = len(flat) * self.mode.log_evidence
@@ -729,11 +667,7 @@ class LatentCovariance(ExactCovariance):
         return torch.stack(curves, -2).to(self.dtype)
 
     def predictions(self, residual: Tensor, orders: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Refuses errors of one prediction after another, which are not normal.
-
-        Raises:
-            UnsupportedError: Always.
-        """
+        """Refuses errors of one prediction after another, which are not normal."""
         kind = type(self._density.likelihood).__name__
         raise UnsupportedError("model", kind, "a Gaussian likelihood", "Use learning_curve.")
 
@@ -753,13 +687,9 @@ class LatentCovariance(ExactCovariance):
     def __getitem__(self, index: Any) -> LatentCovariance:
         observed = None if self.observed is None else self.observed[index]
         return LatentCovariance(
-            self.matrix[index],
-            self.mean[index],
-            self._density,
-            self.targets[index],
-            observed,
+            self.matrix[index], self.mean[index], self._density, self.targets[index], observed,
             approximation=self.approximation,
-        )
+        )  # fmt: skip
 
     def diagonal(self) -> Tensor:
         """Prior variances of the latent values."""
@@ -785,7 +715,7 @@ class _LatentPredictor:
         """See :class:`~gpclml.linalg.Predictor`."""
         cross, curvature = cross.double(), self._mode.curvature
         shift = _times(cross.mT, self._mode.weights)
-        if curvature.has_covariance:
+        if curvature.covariance is not None:
             product = curvature.times_r(cross)
             reduction = (cross * product).sum(-2)
             return _Block(shift, reduction, (cross, product) if keep else None)

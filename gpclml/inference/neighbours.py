@@ -40,48 +40,26 @@ from gpclml.inference.posterior import exact_posterior, posterior_settings
 from gpclml.inference.units import PosteriorNormal, above_rounding
 from gpclml.linalg import DenseCovariance, GramCovariance
 
-__all__ = [
-    "conditional_log_densities",
-    "count_neighbors",
-    "joint_posterior_given_neighbors",
-    "mean_log_density",
-    "neighbors_road",
-    "posterior_given_neighbors",
-    "training_metric",
-]
-
 _LOOKED_UP_AT_ONCE = 2048  # new points
 _ENTRIES_AT_ONCE = {"cpu": 1 << 20, "other": 1 << 28}  # of covariances of neighbours
 
 
-def mean_log_density(
-    data: Observations, split: Split, factor_dtype: torch.dtype | None = None
-) -> Tensor:
+def mean_log_density(data: Observations, split: Split) -> Tensor:
     """The mean log density of held-out targets given their neighbours, ``()``."""
     checked = reads_are_free(data.residual.device)
-    value = conditional_log_densities(data, split, factor_dtype, checked=checked).mean()
+    value = conditional_log_densities(data, split, checked=checked).mean()
     if not all_finite(value):
         if not checked:  # again, with every factorization checked
-            value = conditional_log_densities(data, split, factor_dtype).mean()
+            value = conditional_log_densities(data, split).mean()
         data.check_density(value)
     return value
 
 
-def conditional_log_densities(
-    data: Observations,
-    split: Split,
-    factor_dtype: torch.dtype | None = None,
-    *,
-    checked: bool = True,
-) -> Tensor:
+def conditional_log_densities(data: Observations, split: Split, *, checked: bool = True) -> Tensor:
     """Log densities of held-out targets, each given the rows that a split names for it, ``(b,)``.
 
-    Args:
-        data: Of one model, with one target for each row.
-        split: Held-out rows ``(b, 1)`` and the rows that each is conditioned on, ``(b, k)``; -1 is
-            no row.
-        factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
-        checked: See :func:`gpclml.linalg.safe_cholesky`.
+    Of one model with one target for each row. The split has held-out rows ``(b, 1)`` and the rows
+    that each is conditioned on, ``(b, k)``; -1 is no row.
     """
     rows, split = split.restricted()
     data = data._select(rows)
@@ -99,7 +77,7 @@ def conditional_log_densities(
         matrix = covariance.to_dense()
         matrix = matrix.masked_fill(absent.unsqueeze(-1) | absent.unsqueeze(-2), 0.0)
         covariance = DenseCovariance(matrix + torch.diag_embed(absent.to(matrix)))
-    covariance = covariance.factored_in(factor_dtype, checked=checked)
+    covariance = covariance if checked else covariance.unchecked()
     residual = data.residual[index].masked_fill(absent, 0.0)
     last = torch.tensor([[index.shape[-1] - 1]])
     return covariance.held_out_log_density(residual, [last])
@@ -110,7 +88,7 @@ def neighbors_road(latent: LinearOperator, size: int) -> Road:
     gram, how = closed_form_of(latent, dense=True), f"Cholesky factors of {size} points each"
     if isinstance(gram, Gram):
         return Road(f"closed form, {how}")
-    return Road(f"GPyTorch's kernel, {how}", gram.text)
+    return Road(f"GPyTorch's kernel, {how}", gram)
 
 
 def _noise(data: Observations) -> Tensor | torch.nn.Module:
@@ -179,10 +157,9 @@ def _prior(model: ExactGP, x: Tensor) -> tuple[Tensor, _Kernel]:
 
 @torch.no_grad()
 def training_metric(model: ExactGP, rows: Tensor | None = None, inside: bool = False) -> Tensor:
-    """Training points in the metric of the model's kernel, ``(n, q)``; of all rows if None.
+    """Training points, of all rows if None, in the metric of the kernel, ``(n, q)``, in chunks.
 
-    They are computed in chunks. With ``inside`` they are what the kernel within features is
-    called on.
+    With ``inside`` they are what the kernel within features is called on.
     """
     x = cast(tuple[Tensor, ...], model.train_inputs)[0]
     n, result = len(x) if rows is None else len(rows), x
@@ -208,12 +185,10 @@ class _TrainingNeighbors:
     """Where the training points of a model are in its metric, as long as model and data stay.
 
     Attributes:
-        points: In the metric, ``(n, q)``; None where the index has all of them.
-        index: Of the rows that have a target.
+        points: In the metric, ``(n, q)``; None where the index, of rows with a target, has all.
         inside: What the kernel within features is called on, ``(n, q)``; None without features.
         sites: Where many points have copies, for each row with a target the number of its point.
-        alone: Of the first row at each point; ``index`` where few have copies.
-        firsts: These rows.
+        alone: Of the first row at each point, ``firsts``; ``index`` where few have copies.
     """
 
     state: tuple[str, int, int]
@@ -262,19 +237,11 @@ def _training_neighbors(model: ExactGP) -> _TrainingNeighbors:
 def posterior_given_neighbors(
     model: ExactGP, x: Tensor, neighbors: int, progress: bool | None = None
 ) -> PosteriorNormal:
-    """The latent marginals at new points, each given its nearest training points.
+    """The latent marginals at new points ``(m, d)``, each given its nearest training points.
 
-    Memory is linear in the number of training points, and the time of a point is ``neighbors³``.
-    Where the training points are in the metric is kept until parameters or data change.
-
-    Args:
-        model: A model in eval mode, with training data.
-        x: New points, ``(m, d)``.
-        neighbors: Number of training points that each is conditioned on.
-        progress: Whether to show a bar.
-
-    Returns:
-        In training units, with a diagonal covariance.
+    In training units, with a diagonal covariance. Memory is linear in the number of training
+    points, and the time of a point is ``neighbors³``. Where the training points are in the metric
+    is kept until parameters or data change.
     """
     data, train_x = training_observations(model), cast(Any, model.train_inputs)[0]
     noise, residual, missing = _noise(data), data.residual, data.missing
@@ -323,11 +290,6 @@ def count_neighbors(model: ExactGP, neighbors: int | str, seed: int = 0) -> int:
     From 32 on the number is doubled, up to 512, as long as the mean log density of 256 training
     rows given their neighbours gains more than 0.01 nats. This costs up to half as much again as
     256 predictions given the largest number tried, once until parameters or data change.
-
-    Args:
-        model: A model in eval mode, with training data.
-        neighbors: A number, or ``"auto"``.
-        seed: Of the rows that are drawn.
     """
     if neighbors != "auto":
         check_counts(neighbors=cast(int, neighbors))
@@ -375,15 +337,11 @@ def _nearest_rows(model: ExactGP, groups: Tensor, neighbors: int) -> Tensor:
 
 @posterior_settings()
 def joint_posterior_given_neighbors(model: ExactGP, x: Tensor, neighbors: int) -> PosteriorNormal:
-    """The latent posterior of few points together, given the training points nearest to any.
+    """The latent posterior of few points together, ``(*batch, q, d)``, given those nearest to any.
 
     It is the exact posterior of a model of these training points alone, and differentiable. More
-    than 32 points are predicted one by one: their covariance is diagonal.
-
-    Args:
-        model: A model in eval mode, with training data.
-        x: Points, ``(*batch, q, d)``, as the training inputs are in eval mode.
-        neighbors: Training points for each point; a group has at most 512 or as many as one point.
+    than 32 points are predicted one by one: their covariance is diagonal. A group is given at most
+    512 training points, or as many as one point.
     """
     if cast(Tensor, model.train_targets).ndim > 1:
         raise UnsupportedError("neighbors", "a batch", "one model of one output")

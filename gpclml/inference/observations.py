@@ -105,13 +105,9 @@ def conjugate_gradients(
 ) -> ConjugateGradients:
     """Settings of conjugate gradients, where they were asked for or a Cholesky factor does not fit.
 
-    Args:
-        solver: What was asked for; "auto" warns, and "cholesky" is an error.
-        numbers: How many numbers a factor needs, with all that is computed from it.
-        like: A tensor of their type and on their device.
-        size: The sizes that decide, for messages.
-        suggestion: What to do where a factor was asked for.
-        loss: What else conjugate gradients do without, for the warning.
+    Of a solver "auto" warns, and "cholesky" is an error: ``numbers`` is how many a factor needs
+    with all that is computed from it, of the type and on the device of ``like``; ``size`` and
+    ``loss``, what conjugate gradients do without, are for messages.
     """
     settings = solver if isinstance(solver, ConjugateGradients) else ConjugateGradients()
     dtype, device = like.dtype, like.device
@@ -229,12 +225,7 @@ class Observations:
         return isinstance(self.latent.evaluate_kernel(), operators.LowRankRootLinearOperator)
 
     def covariance_by(
-        self,
-        solver: Solver,
-        blocks: Sequence[Tensor],
-        factor_dtype: torch.dtype | None = None,
-        *,
-        checked: bool = True,
+        self, solver: Solver, blocks: Sequence[Tensor], *, checked: bool = True
     ) -> Covariance:
         """The covariance in the form that densities of held-out blocks are computed in.
 
@@ -243,16 +234,15 @@ class Observations:
                 where it fits into memory, else conjugate gradients with a warning. Covariances of
                 low rank have exact algebra of their own, which "auto" and "cholesky" take.
             blocks: Held-out blocks, ``(k_i, b_i)`` a size.
-            factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
             checked: See :func:`gpclml.linalg.safe_cholesky`.
         """
         size = self.shape.numel()
         numbers = MATRICES_AT_PEAK * size
         if solver in ("auto", "cholesky") and (size <= SMALL or self._fits(numbers)):
-            covariance, is_default = self.covariance, factor_dtype is None and checked
-            if is_default or not isinstance(covariance, DenseCovariance):
+            covariance = self.covariance
+            if checked or not isinstance(covariance, DenseCovariance):
                 return covariance
-            return covariance.factored_in(factor_dtype, checked=checked)
+            return covariance.unchecked()
         residual, block = self.residual, max(group.shape[-1] for group in blocks)
         n, dtype, device = residual.shape[-1], residual.dtype, residual.device
         if solver != "cholesky":
@@ -279,7 +269,7 @@ class Observations:
         if kind is not DenseCovariance:
             return Road(_WAYS[kind])
         if isinstance(gram, Reason):
-            return Road(_WAYS[kind], gram.text)
+            return Road(_WAYS[kind], gram)
         return Road("closed form of the matrix, Cholesky", "members of the batch miss targets")
 
     def iterative(self, settings: ConjugateGradients) -> IterativeCovariance:

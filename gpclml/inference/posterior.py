@@ -50,16 +50,6 @@ from gpclml.linalg import (
 if TYPE_CHECKING:
     from gpclml._utils.arrays import ArrayLike
 
-__all__ = [
-    "IterativePosterior",
-    "IterativePrediction",
-    "SolveReport",
-    "evaluating",
-    "exact_posterior",
-    "marginal_predictive",
-    "predictive_observations",
-]
-
 T = TypeVar("T")
 
 PREDICTED_IN_DOUBLE_UP_TO = 10_000
@@ -152,10 +142,7 @@ def exact_posterior(
 def computed_in_double(model: ExactGP, compute: Callable[[Tensor], T], x: Tensor) -> T:
     """What a function computes from a model at points, in float64 if :func:`exact_posterior` does.
 
-    Args:
-        model: The model that the function reads, in eval mode.
-        compute: Takes the points, in the type that the model's tensors then have.
-        x: Points. Shape ``(*batch, m, d)``.
+    It takes the points ``(*batch, m, d)`` in the type that the model's tensors then have.
     """
     module = _Computation(model, compute)
     small = _training_inputs(model).shape[-2] <= PREDICTED_IN_DOUBLE_UP_TO
@@ -220,12 +207,7 @@ def posterior_given(
 
 
 class JointPrior:
-    """The prior of a model in eval mode at its n training and m new points.
-
-    Args:
-        model: The model, under ``lazily_evaluate_kernels``.
-        x: New points, ``(*batch, m, d)``.
-    """
+    """The prior of a model in eval mode at its n training and m new points ``(*batch, m, d)``."""
 
     def __init__(self, model: ExactGP, x: Tensor) -> None:
         train_x = _training_inputs(model)
@@ -679,22 +661,11 @@ def _tensors(model: ExactGP) -> dict[str, Tensor]:
 def predictive_observations(
     model: ExactGP, x: Tensor, y: Tensor, noise: Tensor | None = None
 ) -> tuple[Observations, Tensor]:
-    """The prior Gaussian of training and new observations together.
+    """The prior Gaussian of training and new observations together; flat indices of the new ones.
 
-    The predictive density of the new ones is their density given all others.
-
-    Args:
-        model: An exact GP with training data.
-        x: New inputs as the model takes them, ``(*batch, t, d)``.
-        y: Their targets in original units, ``(*batch, t)`` or with a task dimension.
-        noise: Noise variances of the new points, for a fixed-noise likelihood, ``(*batch, t)``.
-
-    Returns:
-        The observations, and the flat indices of the new ones, ``(t,)``.
-
-    Raises:
-        ShapeError: If ``y`` does not fit ``x`` or ``x`` the training inputs.
-        ArgumentError: If the model has no training data, or noise is missing or superfluous.
+    The predictive density of the new ones is their density given all others. Targets y are in
+    original units, ``(*batch, t)`` or with a task dimension; noise variances ``(*batch, t)`` are
+    for a fixed-noise likelihood alone. Typed errors say that they do not fit points or model.
     """
     with evaluating(model):
         x = new_points(model, x)
@@ -722,13 +693,8 @@ def predictive_observations(
 def marginal_predictive(model: ExactGP, x: Tensor, noise: Tensor | None = None) -> Normal:
     """The predictive marginals of new observations in training units, ``(*batch, t)``.
 
-    Args:
-        model: An exact GP with training data and one target for each row.
-        x: New inputs as the model takes them, ``(*batch, t, d)``.
-        noise: Noise variances of the new points, for a fixed-noise likelihood, ``(*batch, t)``.
-
-    Raises:
-        ShapeError, ArgumentError: As for :func:`predictive_observations`.
+    Of a model with one target for each row; arguments and errors as of
+    :func:`predictive_observations`.
     """
     with evaluating(model):
         x, likelihood = new_points(model, x), cast(Likelihood, model.likelihood)
@@ -760,17 +726,10 @@ def observed_posterior(
 ) -> PosteriorNormal:
     """The posterior of new observations: the noise added to the posterior of latent values.
 
-    Args:
-        likelihood: Whose noise it is.
-        latent: Posterior at the points.
-        x: Points, ``(*batch, m, d)``.
-        noise: Whether to add the likelihood's; or noise variances of these points to add in place
-            of its own, ``(*batch, m)``.
-
-    Raises:
-        ArgumentError: The likelihood knows the noise of the training points alone: at other points
-            GPyTorch adds it in order where there are as many of them, and else none.
-        ShapeError: There are other than one noise variance for each point.
+    The noise is whether to add the likelihood's; or noise variances of these points, to add in its
+    place, ``(*batch, m)``. An ArgumentError says that the likelihood knows the noise of the
+    training points alone: at other points GPyTorch adds it in order where there are as many of
+    them, and else none.
     """
     if isinstance(noise, Tensor):
         points = latent.mean.shape[-1]

@@ -23,20 +23,12 @@ Units = Literal["training", "original"]
 def units_of_targets(
     model: ExactGP, units: Units = "original", multitask: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Scale and shift that take targets in training units to the given units.
+    """Scale and shift that take targets in training units to the given units, in float64.
 
-    Args:
-        model: A model of gpclml (``target_standardizer``), of BoTorch (``outcome_transform``)
-            or one that does not transform targets.
-        units: The given units.
-        multitask: Whether the targets have a task dimension.
-
-    Returns:
-        Scale and shift in float64, on the device of the targets; they broadcast to targets
-        ``(*batch, n)``, or ``(*batch, n, t)`` if multitask.
-
-    Raises:
-        UnsupportedError: If the outcome transform is not affine.
+    Of a model of gpclml (``target_standardizer``), of BoTorch (``outcome_transform``) or one that
+    does not transform targets. They are on the device of the targets and broadcast to these,
+    ``(*batch, n)``, or ``(*batch, n, t)`` if multitask. An UnsupportedError says that the outcome
+    transform is not affine.
     """
     standardizer = getattr(model, "target_standardizer", None)
     transform = getattr(model, "outcome_transform", None)

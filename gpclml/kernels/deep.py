@@ -23,15 +23,6 @@ from gpclml.gram.kernels import CosineSimilarityGram, FeaturesGram
 from gpclml.kernels.features import JointKernel, once_if_equal
 from gpclml.kernels.networks import MLP, apply_network
 
-__all__ = [
-    "CosineSimilarityKernel",
-    "DeepKernel",
-    "LinearizedMean",
-    "NetworkMean",
-    "NeuralTangentKernel",
-    "SkipFeatures",
-]
-
 
 class DeepKernel(JointKernel):
     r"""Deep kernel: a base kernel applied to the features of a network.

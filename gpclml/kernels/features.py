@@ -23,17 +23,6 @@ from typing_extensions import override
 from gpclml._utils.arguments import check_counts, check_positive, checked, seeded
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 
-__all__ = [
-    "FeatureKernel",
-    "FourierFeatures",
-    "JointKernel",
-    "PolynomialFeatures",
-    "RandomFourierFeatures",
-    "once_if_equal",
-    "positive",
-    "register_positive",
-]
-
 
 def positive(name: str) -> Any:
     """A property of modules: the positive parameter of that name, stored as ``raw_`` and the name.

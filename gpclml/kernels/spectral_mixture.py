@@ -15,11 +15,6 @@ from gpclml._utils.arguments import check_counts, checked, seeded
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.kernels.features import JointKernel, positive, register_positive
 
-__all__ = [
-    "JointSpectralMixtureKernel",
-    "initialize_spectral_mixture",
-]
-
 
 class JointSpectralMixtureKernel(JointKernel):
     r"""Spectral mixture kernel whose Gaussians are in the space of all columns' frequencies.

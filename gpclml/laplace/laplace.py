@@ -65,6 +65,13 @@ from gpclml.curvature.structure import (
 from gpclml.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from gpclml.evidence.sampling import linearized_outputs
 from gpclml.fit import FitWarning
+from gpclml.fit.evidence import (
+    LogNoise,
+    fit_noise_to_residuals,
+    maximize_evidence,
+    told_of_link,
+    told_of_scales,
+)
 from gpclml.laplace.calibration import (
     FACTORS,
     as_likely_as_the_network,
@@ -85,13 +92,6 @@ from gpclml.laplace.inputs import (
 from gpclml.laplace.weights import chosen_parameters, chosen_weights, trained_only
 from gpclml.likelihoods import LogisticLikelihood
 from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
-from gpclml.mlls.evidence_search import (
-    LogNoise,
-    fit_noise_to_residuals,
-    maximize_evidence,
-    told_of_link,
-    told_of_scales,
-)
 from gpclml.models import LinearizedNetwork
 
 if TYPE_CHECKING:

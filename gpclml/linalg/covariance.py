@@ -12,8 +12,6 @@ from torch import Size, Tensor
 
 from gpclml.gram import Evaluated
 
-__all__ = ["ConditionedBlock", "Covariance", "ExactCovariance", "Predictor", "expanded"]
-
 
 class Covariance(ABC):
     r"""The covariance K of n observations, noise included, ``(*batch, n, n)``.

@@ -32,8 +32,6 @@ from gpclml.linalg.matrices import (
     take,
 )
 
-__all__ = ["DenseCovariance", "GramCovariance", "LogDensity", "block_log_densities"]
-
 # Up to this held-out share, n x b triangular solves cost less than two inverses.
 _SOLVE_UP_TO = 0.3
 
@@ -50,19 +48,11 @@ class ConditionalLogDensity:
         + \tfrac12 (u \alpha^\top + \alpha u^\top), \qquad \partial/\partial r = -u.
 
     n³/3 + 3 n² b floating-point operations for value and gradient (b <= 0.3 n; at most 5/3 n³
-    beyond).
-
-    Attributes:
-        order: Order that the points have to be in, held-out points last, ``(n,)`` or
-            ``(*batch, n)``; None for data order.
-        num_held_out: Their number b.
-        factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
-        checked: See :func:`gpclml.linalg.safe_cholesky`.
+    beyond). The order has held-out points last, ``(n,)`` or ``(*batch, n)``; None for data order.
     """
 
     order: Tensor | None
     num_held_out: int
-    factor_dtype: torch.dtype | None = None
     checked: bool = True
 
     def evaluate(self, K: Tensor, residuals: Tensor, is_free: bool) -> tuple[Tensor, State]:
@@ -71,7 +61,7 @@ class ConditionalLogDensity:
         A covariance K, ``(*batch, n, n)``, that is free may be overwritten by its factor; if that
         fails, a SingularError says that it is gone.
         """
-        L = safe_cholesky(K, self.factor_dtype, checked=self.checked, in_place=is_free)
+        L = safe_cholesky(K, checked=self.checked, in_place=is_free)
         z = torch.linalg.solve_triangular(L, residuals.mT.to(L.dtype), upper=False)
         pivots = L.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)[..., -self.num_held_out :, :]
         # In place from here on: for few points each array costs as much as its entries.
@@ -133,13 +123,12 @@ class BlockLogDensity:
 
     blocks: tuple[Tensor, ...]  # on the covariance's device, (k_i, b_i) each
     disjoint: bool  # whether no point is in two blocks
-    factor_dtype: torch.dtype | None = None
     checked: bool = True
     order: Tensor | None = field(default=None, init=False)
 
     def evaluate(self, K: Tensor, residuals: Tensor, is_free: bool) -> tuple[Tensor, State]:
         """As for one block."""
-        L = safe_cholesky(K, self.factor_dtype, checked=self.checked, in_place=is_free)
+        L = safe_cholesky(K, checked=self.checked, in_place=is_free)
         alpha = torch.cholesky_solve(residuals.mT.to(L.dtype), L)  # (*batch, n, r)
         # A GPU uses memory again without clearing it: only a CPU gains by working in place.
         Q = inverse_of_factor(L, in_place=L.is_cpu)
@@ -205,17 +194,14 @@ class DenseCovariance(ExactCovariance):
 
     Args:
         matrix: ``(*batch, n, n)``, symmetric.
-        factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
         checked: See :func:`gpclml.linalg.safe_cholesky`; values of conditional densities are NaN
             where a factorization failed that was not checked.
     """
 
     matrix: Tensor
 
-    def __init__(
-        self, matrix: Tensor, factor_dtype: torch.dtype | None = None, checked: bool = True
-    ) -> None:
-        self.matrix, self.factor_dtype, self.checked = matrix, factor_dtype, checked
+    def __init__(self, matrix: Tensor, checked: bool = True) -> None:
+        self.matrix, self.checked = matrix, checked
         self.shape, self.dtype, self.device = matrix.shape, matrix.dtype, matrix.device
 
     def to_dense(self) -> Tensor:
@@ -228,17 +214,17 @@ class DenseCovariance(ExactCovariance):
 
     def take(self, rows: Tensor) -> DenseCovariance:
         """Rows and columns of the matrix, as :func:`gpclml.linalg.permute` takes them."""
-        return DenseCovariance(permute(self.matrix, rows), self.factor_dtype, self.checked)
+        return DenseCovariance(permute(self.matrix, rows), self.checked)
 
     def __getitem__(self, index: Any) -> DenseCovariance:
         """The matrices at an index of the batch."""
-        return DenseCovariance(self.matrix[index], self.factor_dtype, self.checked)
+        return DenseCovariance(self.matrix[index], self.checked)
 
-    def factored_in(self, dtype: torch.dtype | None, *, checked: bool) -> Self:
-        """The same covariance with these settings of its Cholesky factors."""
+    def unchecked(self) -> Self:
+        """The same covariance, whose Cholesky factors are not checked."""
         # A shallow copy shares the matrix, also one that has been formed already.
         covariance = copy.copy(self)
-        covariance.factor_dtype, covariance.checked = dtype, checked
+        covariance.checked = False
         return covariance
 
     def condition_number(self) -> float:
@@ -253,7 +239,7 @@ class DenseCovariance(ExactCovariance):
 
     def predictor(self, residual: Tensor, missing: Tensor | None = None) -> Predictor:
         """By one factor, in the type of the matrix; differentiable."""
-        factor = safe_cholesky(self.matrix, self.factor_dtype).to(self.dtype)
+        factor = safe_cholesky(self.matrix).to(self.dtype)
         whitened = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
         return _DensePredictor(factor, whitened, missing)
 
@@ -273,12 +259,12 @@ class DenseCovariance(ExactCovariance):
                 others = kept.nonzero()[1].reshape(*rows.shape[:-1], n - b)
                 order = torch.from_numpy(numpy.concatenate([others, rows], -1))
                 order = order.to(self.device, non_blocking=True)
-            return ConditionalLogDensity(order, b, self.factor_dtype, self.checked)
+            return ConditionalLogDensity(order, b, self.checked)
         # Disjoint blocks have fewer columns in all than the overlapping general case.
         indices = torch.cat([group.flatten() for group in blocks])
         disjoint = indices.numel() == indices.unique().numel()
         moved = tuple(group.to(self.device, non_blocking=True) for group in blocks)
-        return BlockLogDensity(moved, disjoint, self.factor_dtype, self.checked)
+        return BlockLogDensity(moved, disjoint, self.checked)
 
     def held_out_log_density(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """As one node of autograd, with the gradient from the same factor."""
@@ -352,7 +338,7 @@ class DenseCovariance(ExactCovariance):
         """From one inverse, for any number of blocks; each with a gradient of its own."""
         if len(blocks) == 1 and blocks[0].shape[-2] == 1:
             return self.held_out_log_density(residual, blocks).unsqueeze(-1)
-        L = safe_cholesky(self._evaluated_matrix(), self.factor_dtype, checked=self.checked)
+        L = safe_cholesky(self._evaluated_matrix(), checked=self.checked)
         alpha = torch.cholesky_solve(residual.to(L.dtype).unsqueeze(-1), L)
         Q = torch.cholesky_inverse(L) if L.requires_grad else inverse_of_factor(L, in_place=True)
         groups = [block.to(self.device, non_blocking=True) for block in blocks]
@@ -362,7 +348,7 @@ class DenseCovariance(ExactCovariance):
     def leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """With K⁻¹ = L⁻ᵀ L⁻¹, from the columns of L⁻¹."""
         rows = rows.to(self.device)
-        L = safe_cholesky(self.matrix, self.factor_dtype)
+        L = safe_cholesky(self.matrix)
         units = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)[:, rows]
         columns = torch.linalg.solve_triangular(L, units, upper=False)
         z = torch.linalg.solve_triangular(L, residual.to(L.dtype).unsqueeze(-1), upper=False)
@@ -376,7 +362,7 @@ class DenseCovariance(ExactCovariance):
         K, errors, variances = self._evaluated_matrix(), [], []
         for order in [None] if orders is None else orders.to(self.device):
             ordered = residual if order is None else take(residual, order)
-            L = safe_cholesky(K if order is None else permute(K, order), self.factor_dtype)
+            L = safe_cholesky(K if order is None else permute(K, order))
             z = torch.linalg.solve_triangular(L, ordered.to(L.dtype).unsqueeze(-1), upper=False)
             pivots = L.diagonal(dim1=-2, dim2=-1)
             errors.append((z.squeeze(-1) * pivots).to(residual.dtype))
@@ -401,21 +387,10 @@ class GramCovariance(DenseCovariance):
         points: Its points, ``(*batch, n, d)``.
         noise: Of the observations.
         shape: Of the covariance, ``(*batch, n, n)``.
-        factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
-        checked: See :func:`gpclml.linalg.safe_cholesky`.
     """
 
-    def __init__(
-        self,
-        gram: Gram,
-        points: Tensor,
-        noise: Noise,
-        shape: Size,
-        factor_dtype: torch.dtype | None = None,
-        checked: bool = True,
-    ) -> None:
-        self.gram, self.points, self.noise = gram, points, noise
-        self.factor_dtype, self.checked = factor_dtype, checked
+    def __init__(self, gram: Gram, points: Tensor, noise: Noise, shape: Size) -> None:
+        self.gram, self.points, self.noise, self.checked = gram, points, noise, True
         self.shape, self.dtype, self.device = shape, points.dtype, points.device
 
     @cached_property

@@ -1,4 +1,4 @@
-r"""Gaussian distributions of the weights of a linear model, families of them, and divergences.
+r"""Gaussian distributions of the weights of a linear model, and families of them.
 
 Every covariance is a diagonal plus or minus a product of low rank, so that costs are linear in the
 number of weights, except for the full form. The best member of a family maximizes the evidence
@@ -33,7 +33,6 @@ __all__ = [
     "LowRankFamily",
     "LowRankGaussian",
     "WeightDistribution",
-    "expected_square",
     "gaussian_kl",
     "linear_posterior",
 ]
@@ -68,10 +67,6 @@ class WeightDistribution(ABC):
     @abstractmethod
     def covariance(self) -> DiagonalPlusLowRank:
         """The covariance of the weights."""
-
-    @abstractmethod
-    def precision(self) -> DiagonalPlusLowRank:
-        """Its inverse."""
 
     @abstractmethod
     def log_det(self) -> Tensor:
@@ -131,10 +126,6 @@ class DiagonalGaussian(WeightDistribution):
         """The variances."""
         return DiagonalPlusLowRank(self.variances, self.mean.new_empty(len(self.mean), 0))
 
-    def precision(self) -> DiagonalPlusLowRank:
-        """Inverse variances."""
-        return DiagonalPlusLowRank(1 / self.variances, self.mean.new_empty(len(self.mean), 0))
-
     def log_det(self) -> Tensor:
         """Log-determinant of the covariance."""
         return self.variances.log().sum()
@@ -158,23 +149,13 @@ class LowRankGaussian(WeightDistribution):
         """Epsilon, and the factor."""
         return DiagonalPlusLowRank(torch.full_like(self.mean, self.epsilon), self.factor)
 
-    def precision(self) -> DiagonalPlusLowRank:
-        """By the factor of a k x k matrix."""
-        rows = torch.linalg.solve_triangular(self._inner_factor(), self.factor.mT, upper=False)
-        inverse = torch.full_like(self.mean, 1 / self.epsilon)
-        return DiagonalPlusLowRank(inverse, rows.mT / self.epsilon**0.5, -1.0)
-
     def log_det(self) -> Tensor:
         """Log-determinant of the covariance, from that of a k x k matrix."""
         R, k = self.factor.shape
-        log_epsilon = self.mean.new_tensor(self.epsilon).log()
-        return 2 * self._inner_factor().diagonal().log().sum() + (R - k) * log_epsilon
-
-    def _inner_factor(self) -> Tensor:
-        k = self.factor.shape[1]
         identity = torch.eye(k, dtype=self.mean.dtype, device=self.mean.device)
-        inner = self.factor.mT @ self.factor + self.epsilon * identity
-        return safe_cholesky(inner).to(self.mean)
+        inner = safe_cholesky(self.factor.mT @ self.factor + self.epsilon * identity)
+        log_epsilon = self.mean.new_tensor(self.epsilon).log()
+        return 2 * inner.to(self.mean).diagonal().log().sum() + (R - k) * log_epsilon
 
 
 @dataclass(frozen=True)
@@ -192,10 +173,6 @@ class FullGaussian(WeightDistribution):
     def covariance(self) -> DiagonalPlusLowRank:
         """The root as factor."""
         return DiagonalPlusLowRank(torch.zeros_like(self.mean), self.root)
-
-    def precision(self) -> DiagonalPlusLowRank:
-        """By the inverse root; R³ operations."""
-        return DiagonalPlusLowRank(torch.zeros_like(self.mean), torch.linalg.inv(self.root).mT)
 
     def log_det(self) -> Tensor:
         """Log-determinant of the covariance; R³ operations."""
@@ -230,11 +207,6 @@ class DualGaussian(WeightDistribution):
         columns = torch.linalg.solve_triangular(self.factor, self.features, upper=False)
         factor = self.prior_variance.unsqueeze(-1) * columns.mT
         return DiagonalPlusLowRank(self.prior_variance, factor, -1.0)
-
-    def precision(self) -> DiagonalPlusLowRank:
-        """The sum of the precisions of prior and points."""
-        scaled = self.features / self.noise.sqrt().unsqueeze(-1)
-        return DiagonalPlusLowRank(1 / self.prior_variance, scaled.mT)
 
     def log_det(self) -> Tensor:
         """Log-determinant of the covariance."""
@@ -386,17 +358,15 @@ class LowRankFamily(GaussianFamily):
         return LowRankGaussian(mean, vectors * lengths, self.epsilon)
 
 
-def gaussian_kl(q: WeightDistribution, p: WeightDistribution | Tensor) -> Tensor:
-    r"""The Kullback-Leibler divergence of q from p, in nats.
+def gaussian_kl(q: WeightDistribution, prior_variance: Tensor) -> Tensor:
+    r"""The Kullback-Leibler divergence of q from :math:`N(0, S)`, in nats.
 
-    .. math:: \tfrac12 \left( tr(\Sigma_p^{-1} \Sigma_q)
-        + (\mu_p - \mu_q)^\top \Sigma_p^{-1} (\mu_p - \mu_q) - R
-        + \log |\Sigma_p| - \log |\Sigma_q| \right)
+    .. math:: \tfrac12 \Big( \sum_r \Big[ \frac{\Sigma_{rr} + \mu_r^2}{S_r} + \log S_r - 1 \Big]
+        - \log |\Sigma| \Big)
 
     Args:
         q: A distribution of any form.
-        p: A distribution of any form; or the variances ``(R,)`` of a prior of independent weights
-            with mean zero.
+        prior_variance: S, the variances of a prior of independent weights, ``(R,)``.
 
     Returns:
         A number, not negative.
@@ -404,43 +374,8 @@ def gaussian_kl(q: WeightDistribution, p: WeightDistribution | Tensor) -> Tensor
     Note:
         Linear in R except for full covariances.
     """
-    if isinstance(p, Tensor):
-        p = DiagonalGaussian(torch.zeros_like(p), p)
-    precision, shift = p.precision(), (p.mean - q.mean).unsqueeze(-1)
-    quadratic = (shift * precision.times(shift)).sum()
-    if isinstance(p, DiagonalGaussian):
-        trace = (q.variance() * precision.diagonal).sum()
-    else:
-        # tr(P (D ± V Vᵀ)) without forming either matrix.
-        diagonal, factor, sign = q.covariance()
-        trace = (diagonal * precision.entries()).sum()
-        trace = trace + sign * (factor * precision.times(factor)).sum()
-    return 0.5 * (trace + quadratic - len(q.mean) + p.log_det() - q.log_det())
-
-
-def expected_square(q: WeightDistribution, features: Tensor, residual: Tensor) -> Tensor:
-    r"""The sum over points of :math:`E_q (r_i - w^\top \phi_i)^2`.
-
-    .. math:: \|r - \Phi \mu\|^2 + tr(\Phi \Sigma \Phi^\top)
-
-    Args:
-        q: A distribution of any form.
-        features: ``(n, R)``.
-        residual: ``(n,)``.
-
-    Returns:
-        A number, differentiable in all of them.
-
-    Note:
-        n R k operations for a covariance of rank k and a diagonal.
-    """
-    if isinstance(q, DualGaussian):
-        errors = residual - features @ q.mean
-        return (errors.square() + q.predictive_variance(features)).sum()
-    diagonal, factor, _ = q.covariance()
-    errors, projected = residual - features @ q.mean, features @ factor
-    variances = features.square() @ diagonal
-    return errors.square().sum() + projected.square().sum() + variances.sum()
+    terms = (q.variance() + q.mean.square()) / prior_variance + prior_variance.log() - 1
+    return 0.5 * (terms.sum() - q.log_det())
 
 
 def _unseen_directions(features: Tensor, rank: int) -> Tensor:

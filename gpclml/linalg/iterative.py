@@ -51,16 +51,6 @@ from gpclml.linalg.covariance import ConditionedBlock, Covariance, expanded
 from gpclml.linalg.low_rank import LowRankPlusDiagonal, WeightPosterior
 from gpclml.linalg.matrices import HALF_LOG_2PI, safe_cholesky
 
-__all__ = [
-    "ConjugateGradients",
-    "IterativeCovariance",
-    "IterativePredictor",
-    "IterativeReport",
-    "NotConvergedWarning",
-    "RowProducts",
-    "pivoted_cholesky",
-]
-
 _NUMBERS_AT_ONCE = 2**24  # in a chunk of rows, of which a kernel makes several on its way
 _IF_NOT_FINITE = (
     "Check the inputs for NaN, and the hyperparameters of kernel and likelihood for values that "
@@ -274,8 +264,7 @@ def pivoted_cholesky(row: Callable[[int], Tensor], variances: Tensor, rank: int)
 class _Solution:
     """Solutions V and residuals R = B - K V of columns B, ``(*batch, n, k)`` each.
 
-    ``relative`` is the largest norm of a residual as a share of its right-hand side's, and
-    ``iterations`` the number of products with the covariance.
+    ``relative`` is the largest norm of a residual as a share of its right-hand side's.
     """
 
     right: Tensor
@@ -553,12 +542,8 @@ class IterativePredictor:
 
     Predicting k values takes k solves, and memory for about 16 arrays of n x k.
 
-    Args:
-        covariance: K, of the observations, ``(*batch, n, n)``.
-        residual: r, observations minus their prior mean, ``(*batch, n)``; zero where missing.
-
     Attributes:
-        solution: Of K a = r, ``(*batch, n, 1)``.
+        solution: Of K a = r, ``(*batch, n, 1)``; r is zero where missing.
         error: Upper bound of :math:`(\rho^\top K^{-1} \rho)^{1/2}` for the residual
             :math:`\rho = r - K a`, ``(*batch, 1)``, float64: the mean :math:`k^\top a` of a value
             is off by at most that times its prior deviation.
@@ -597,12 +582,8 @@ class IterativePredictor:
 class IterativeBlock(ConditionedBlock):
     """What the observations say of k other values.
 
-    Attributes:
-        errors: Upper bounds of the roots of what a variance is too large by, ``(*batch, k)``,
-            float64.
-        residual: Largest norm of a residual as a share of that of its right-hand side.
-        iterations: Products with the covariance.
-        vectors: Solutions for the covariances with the observations, if they were to be kept.
+    ``errors`` are upper bounds of the roots of what a variance is too large by, ``(*batch, k)``,
+    float64; ``residual`` is the largest norm of one as a share of that of its right-hand side.
     """
 
     vectors: _Solution | None

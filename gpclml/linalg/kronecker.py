@@ -32,8 +32,6 @@ from gpclml.gram.autograd import fitted
 from gpclml.linalg.dense import DenseCovariance, block_log_densities
 from gpclml.linalg.matrices import HALF_LOG_2PI, inverse_of_factor, safe_cholesky
 
-__all__ = ["KroneckerCovariance"]
-
 
 class _Rows(NamedTuple):
     """Held-out points with all their tasks, ``(k_i, b_i)`` a size; and whether they are all."""
@@ -52,20 +50,11 @@ class KroneckerCovariance(DenseCovariance):
         points: Covariance of the points, ``(*batch, n, n)``.
         tasks: Covariance of the tasks, ``(*batch, t, t)``.
         noise: Noise variance of each task, positive, ``(*batch, t)``.
-        factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
-        checked: See :func:`gpclml.linalg.safe_cholesky`.
     """
 
-    def __init__(
-        self,
-        points: Tensor,
-        tasks: Tensor,
-        noise: Tensor,
-        factor_dtype: torch.dtype | None = None,
-        checked: bool = True,
-    ) -> None:
+    def __init__(self, points: Tensor, tasks: Tensor, noise: Tensor) -> None:
         self.arguments: tuple[Tensor, Tensor, Tensor] = (points, tasks, noise)
-        self.factor_dtype, self.checked = factor_dtype, checked
+        self.checked = True
         batch = torch.broadcast_shapes(points.shape[:-2], tasks.shape[:-2], noise.shape[:-1])
         size = points.shape[-1] * tasks.shape[-1]
         self.shape, self.dtype = Size((*batch, size, size)), points.dtype
@@ -108,7 +97,7 @@ class KroneckerCovariance(DenseCovariance):
         B = weight.unsqueeze(-1) * U
         S = share[..., None, None] * points.unsqueeze(-3)
         S.diagonal(dim1=-2, dim2=-1).add_(1.0)
-        L = safe_cholesky(S.to(points.dtype), self.factor_dtype, checked=self.checked)
+        L = safe_cholesky(S.to(points.dtype), checked=self.checked)
         Q = inverse_of_factor(L)
         columns = (residual.unflatten(-1, (n, t)).double() @ B).mT.unsqueeze(-1).to(L.dtype)
         alpha = torch.cholesky_solve(columns, L)

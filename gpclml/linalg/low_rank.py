@@ -19,8 +19,6 @@ from gpclml.linalg.covariance import ExactCovariance, Predictor, expanded
 from gpclml.linalg.dense import DenseCovariance
 from gpclml.linalg.matrices import HALF_LOG_2PI, safe_cholesky, take, take_rows
 
-__all__ = ["LowRankPlusDiagonal", "WeightPosterior"]
-
 
 @dataclass(eq=False)
 class LowRankPlusDiagonal(ExactCovariance):
@@ -191,12 +189,8 @@ class WeightPosterior:
 
     The identity subtracts numbers that nearly agree where the noise is small, so a quadratic form
     is a sum of squares: with the posterior mean :math:`\mu = M^{-1} \Phi^\top D^{-1} r` it is
-    :math:`(r - \Phi\mu)^\top D^{-1} (r - \Phi\mu) + \mu^\top \mu`.
-
-    Attributes:
-        features: The features, ``(*batch, n, R)``.
-        noise: The diagonal of D, ``(*batch, n, 1)``.
-        factor: L, the Cholesky factor of the posterior's precision M, ``(*batch, R, R)``.
+    :math:`(r - \Phi\mu)^\top D^{-1} (r - \Phi\mu) + \mu^\top \mu`. ``factor`` is that of Cholesky
+    of the posterior's precision M, ``(*batch, R, R)``.
     """
 
     features: Tensor

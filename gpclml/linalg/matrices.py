@@ -12,22 +12,8 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from gpclml._utils.arguments import callers_level
-from gpclml.errors import ArgumentError, NonFiniteError
+from gpclml.errors import NonFiniteError
 from gpclml.gram import DOUBLE_UP_TO
-
-__all__ = [
-    "HALF_LOG_2PI",
-    "SingularError",
-    "factorization_dtype",
-    "inverse_of_factor",
-    "permute",
-    "plus_product",
-    "safe_cholesky",
-    "sandwich",
-    "symmetric_product",
-    "take",
-    "take_rows",
-]
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -36,34 +22,18 @@ _UNDIVIDED, _UNDIVIDED_ON_GPU = 128, 1024  # least rows of a half of an inverse
 _PIVOT_ROUNDINGS = 2  # epsilons of a variance that a squared pivot has to be above
 
 
-def factorization_dtype(covariance: Tensor, factor_dtype: torch.dtype | None = None) -> torch.dtype:
+def factorization_dtype(covariance: Tensor) -> torch.dtype:
     """The floating-point type in which a covariance ``(*batch, n, n)`` is factored.
 
-    That given as ``factor_dtype``, float32 or float64; else float64 stays float64, and float32 is
-    factored in float64 up to ``n = DOUBLE_UP_TO``, where the factorization costs less than the
-    kernel around it, and in float32 above. Whatever is chosen, a float32 factorization that fails
-    is repeated in float64 before any jitter is added.
-
-    Raises:
-        ArgumentError: If ``factor_dtype`` is another type.
+    Float64 stays float64, and float32 is factored in float64 up to ``n = DOUBLE_UP_TO``, where the
+    factorization costs less than the kernel around it, and in float32 above. A float32
+    factorization that fails is repeated in float64 before any jitter is added.
     """
-    if factor_dtype in (torch.float32, torch.float64):
-        return factor_dtype
-    if factor_dtype is not None:
-        expected = "torch.float32, torch.float64 or None"
-        suggestion = "Leave it out for the default policy."
-        raise ArgumentError("factor_dtype", factor_dtype, expected, suggestion)
     small = covariance.shape[-1] <= DOUBLE_UP_TO
     return torch.float64 if small or covariance.dtype == torch.float64 else torch.float32
 
 
-def safe_cholesky(
-    covariance: Tensor,
-    factor_dtype: torch.dtype | None = None,
-    *,
-    checked: bool = True,
-    in_place: bool = False,
-) -> Tensor:
+def safe_cholesky(covariance: Tensor, *, checked: bool = True, in_place: bool = False) -> Tensor:
     r"""The lower Cholesky factor :math:`L`, :math:`K = L L^\top`, jittered only if needed.
 
     The first attempt takes the matrix as it is. It fails where the matrix is not positive definite
@@ -76,14 +46,14 @@ def safe_cholesky(
 
     Args:
         covariance: Symmetric matrices, ``(*batch, n, n)``; only the lower triangle counts.
-        factor_dtype: See :func:`factorization_dtype`.
         checked: Check at once whether the first attempt succeeded, which on a GPU waits for all
             that is queued. Without this check a failed factor has NaN on its diagonal and is not
             computed again.
         in_place: Compute the factor in the memory of the covariance, of which nothing is left.
 
     Returns:
-        Lower-triangular factors, ``(*batch, n, n)``, in the type they were computed in.
+        Lower-triangular factors, ``(*batch, n, n)``, in the type they were computed in: see
+        :func:`factorization_dtype`.
 
     Raises:
         NonFiniteError: If the covariance holds NaN or infinite entries.
@@ -91,7 +61,7 @@ def safe_cholesky(
             ``fit_gpytorch_mll`` retries on this error.
         SingularError: The first attempt failed in place.
     """
-    matrix = covariance.to(factorization_dtype(covariance, factor_dtype))
+    matrix = covariance.to(factorization_dtype(covariance))
     least = _PIVOT_ROUNDINGS * torch.finfo(covariance.dtype).eps
     factor, left = _factor(matrix, in_place and matrix.is_contiguous())
     if not checked:
@@ -236,13 +206,12 @@ def sandwich(
 
 
 def inverse_of_factor(L: Tensor, *, in_place: bool = False) -> Tensor:
-    """The inverse of ``L @ L.mT``, ``(*batch, n, n)``.
+    """The inverse of ``L @ L.mT``, ``(*batch, n, n)``; in the memory of the factor, if it can be.
 
     A large one is computed by halves, which takes 5/6 n³ operations, mostly of products. On a GPU
     this is faster than ``torch.cholesky_inverse``; on a CPU it does not slow down as that does
     where several threads share the cores with other programs. Many small ones are computed on a GPU
-    by triangular solves, since ``torch.cholesky_inverse`` of a batch cannot be in a CUDA graph. In
-    place it is in the memory of the factor, where that is possible.
+    by triangular solves, since ``torch.cholesky_inverse`` of a batch cannot be in a CUDA graph.
     """
     if L.shape[-1] == 1:
         return L.square().reciprocal()

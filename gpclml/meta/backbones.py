@@ -14,8 +14,6 @@ from gpclml._utils.arguments import check_counts, checked
 from gpclml.errors import ShapeError
 from gpclml.kernels.networks import reset_network
 
-__all__ = ["Conv4", "ConvBlocks"]
-
 
 class ConvBlocks(torch.nn.Module):
     """Blocks of 3x3 convolution, batch normalization, 2x2 max pooling and ReLU.
@@ -102,14 +100,13 @@ _relu_backward: Any = torch.ops.aten.threshold_backward
 
 
 class _Block(torch.nn.Sequential):
-    r"""A block of :class:`ConvBlocks`, which evaluates images of few channels in one pass on a CPU.
+    r"""A block of :class:`ConvBlocks`, which is trained on few channels in one pass on a CPU.
 
     A convolution of images with one channel makes arrays of sixty-four, the largest of the network,
     which convolution, normalization and pooling each write and read again. But over all patches p
     of the images a channel with weights w has mean :math:`w^\top \bar p` and variance
     :math:`w^\top \operatorname{Cov}(p)\, w`: normalization becomes a part of the weights, and a few
-    images at a time, only what is left after pooling is written. In evaluation the running
-    statistics stand in their place.
+    images at a time, only what is left after pooling is written.
     """
 
     def __init__(self, channels: int, width: int) -> None:
@@ -128,30 +125,26 @@ class _Block(torch.nn.Sequential):
         # A row for each place of each image, in the order of channels-last memory.
         patches = windows.permute(0, 2, 3, 1, 4, 5).reshape(-1, 9 * channels)
         weight = convolution.weight.flatten(1)
-        if norm.training:
-            mean = patches.mean(0)
-            patches = patches.sub_(mean)
-            variance = ((weight @ (patches.mT @ patches / len(patches))) * weight).sum(1)
-            scale = norm.weight * torch.rsqrt(variance + norm.eps)
-            # Normalization takes the bias out; optimizers are given its gradient all the same.
-            shift = norm.bias + 0.0 * convolution.bias
-            with torch.no_grad():
-                count = len(patches)
-                norm.running_mean.lerp_(weight @ mean + convolution.bias, norm.momentum)
-                norm.running_var.lerp_(variance * (count / (count - 1)), norm.momentum)
-                norm.num_batches_tracked.add_(1)
-        else:
-            scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-            shift = norm.bias + scale * (convolution.bias - norm.running_mean)
+        mean, count = patches.mean(0), len(patches)
+        patches = patches.sub_(mean)
+        variance = ((weight @ (patches.mT @ patches / count)) * weight).sum(1)
+        scale = norm.weight * torch.rsqrt(variance + norm.eps)
+        # Normalization takes the bias out; optimizers are given its gradient all the same.
+        shift = norm.bias + 0.0 * convolution.bias
+        with torch.no_grad():
+            norm.running_mean.lerp_(weight @ mean + convolution.bias, norm.momentum)
+            norm.running_var.lerp_(variance * (count / (count - 1)), norm.momentum)
+            norm.num_batches_tracked.add_(1)
         sides = (n, height, width)
         return cast(Tensor, _Pooled.apply(patches, scale.unsqueeze(1) * weight, shift, sides))
 
     def _takes_one_pass(self, images: Tensor) -> bool:
-        """False on a GPU, if images need a gradient, and where a layer was changed or hooked."""
+        """In training on a CPU, unless images need a gradient or a layer was changed or hooked."""
         hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
         norm = cast(Any, self[1])
         return (
             [type(layer) for layer in self] == _LAYERS
+            and norm.training
             and norm.track_running_stats
             and norm.momentum is not None
             and images.device.type == "cpu"
@@ -171,16 +164,14 @@ class _Pooled(torch.autograd.Function):
         (n, height, width), channels = sides, len(weight)
         size = max(1, _NUMBERS_AT_ONCE // (height * width * channels))  # images at once
         out = patches.new_empty(n, height // 2, width // 2, channels).permute(0, 3, 1, 2)
-        differentiates = any(ctx.needs_input_grad)
-        indices = torch.empty_like(out if differentiates else out[:size], dtype=torch.long)
+        indices = torch.empty_like(out, dtype=torch.long)
         work, columns = patches.new_empty(size * height * width, channels), weight.mT.contiguous()
         for first in range(0, n, size):
             rows = patches[first * height * width : (first + size) * height * width]
             pooled = out[first : first + size]
-            index = indices[first if differentiates else 0 :][: len(pooled)]
             values = torch.addmm(shift, rows, columns, out=work[: len(rows)])
             values = values.view(-1, height, width, channels).permute(0, 3, 1, 2)
-            _pool.out(values, [2, 2], [2, 2], out=pooled, indices=index)
+            _pool.out(values, [2, 2], [2, 2], out=pooled, indices=indices[first : first + size])
         # ReLU commutes with the largest value, and is cheaper on a quarter of the numbers.
         out.relu_()
         ctx.save_for_backward(patches, weight, shift, out, indices)

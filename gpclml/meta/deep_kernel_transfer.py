@@ -45,8 +45,6 @@ from gpclml.kernels.networks import check_finite_output
 from gpclml.meta.tasks import Episodes
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-__all__ = ["CHECKPOINT", "KERNELS", "DeepKernelTransfer"]
-
 CHECKPOINT = "gpclml.DeepKernelTransfer"
 
 _FIRST_NOISE = 0.1

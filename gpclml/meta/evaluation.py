@@ -17,17 +17,6 @@ from gpclml.evaluation.calibration import expected_calibration_error, fit_temper
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
 from gpclml.meta.tasks import NO_CLASS, Episodes, Tasks
 
-__all__ = [
-    "TaskScores",
-    "batches",
-    "class_log_probabilities",
-    "class_probabilities",
-    "class_scores",
-    "evaluate_tasks",
-    "fit_task_temperature",
-    "task_log_probabilities",
-]
-
 _TASKS_AT_ONCE = {"cpu": 20, "other": 40}  # on a GPU a call costs more than its arithmetic
 # Numbers in the inputs that a CPU evaluates at once. Arrays of Conv4 have 16 times as many.
 _INPUTS_AT_ONCE = 2**21

@@ -19,19 +19,6 @@ from gpclml._utils.annotations import is_integer
 from gpclml._utils.arguments import check_classes, check_counts, checked, reads_are_free
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 
-__all__ = [
-    "NO_CLASS",
-    "DatasetTasks",
-    "Episodes",
-    "ImageTasks",
-    "NumberedTasks",
-    "PeriodicTasks",
-    "Tasks",
-    "regression_episode",
-    "task_generator",
-    "unit_range",
-]
-
 NO_CLASS = -100
 """The class of padding: what PyTorch's losses ignore."""
 

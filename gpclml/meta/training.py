@@ -22,8 +22,6 @@ from gpclml.meta.deep_kernel_transfer import CHECKPOINT, DeepKernelTransfer
 from gpclml.meta.evaluation import evaluate_tasks
 from gpclml.meta.tasks import Tasks
 
-__all__ = ["TasksFitResult", "load_model", "parameter_groups", "train_on_tasks"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TasksFitResult(FitResult):

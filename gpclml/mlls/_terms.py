@@ -16,13 +16,10 @@ from torch import Tensor
 from gpclml.errors import ModelModeError
 from gpclml.gram import Evaluated, Gradients, precomputed
 from gpclml.gram.autograd import fitted
-
-__all__ = ["check_train_mode", "log_priors", "plus_priors", "registered"]
+from gpclml.linalg.matrices import HALF_LOG_2PI
 
 PriorTerm = tuple[torch.nn.Module, Prior, Callable[[Any], Any]]
 """A module, a prior, and the function of the module that it is a prior of."""
-
-_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 def plus_priors(
@@ -33,14 +30,8 @@ def plus_priors(
     A prior belongs to the batch members its module is for: everything beyond the module's own
     batch shape is summed, so a kernel shared by a batch counts its whole prior in every
     member, whatever its number of ARD dimensions. A prior with a batch shape of its own gives
-    each member its own density of a parameter that the batch shares, as in GPyTorch.
-
-    Args:
-        value: What they are added to, ``(*batch,)``.
-        model: The model whose priors and added losses count. Priors of a likelihood count where
-            the model holds that likelihood, as GPyTorch's models do.
-        num_data: What their sum is divided by.
-        params: Passed on to the added losses, as GPyTorch does.
+    each member its own density of a parameter that the batch shares, as in GPyTorch. Priors of a
+    likelihood count where the model holds it; ``params`` are for the added losses.
     """
     priors, losses = registered(model)
     for added_loss in losses:
@@ -124,7 +115,7 @@ def _density_and_slope(prior: Any, value: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 def _normal(normal: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     # As in PyTorch, what depends on the prior alone is computed in the prior's own type.
-    constant, difference = normal.scale.log().double() + _HALF_LOG_2PI, x - normal.loc
+    constant, difference = normal.scale.log().double() + HALF_LOG_2PI, x - normal.loc
     slope = difference / -(normal.scale**2)
     return 0.5 * difference * slope - constant, slope
 
@@ -148,11 +139,7 @@ def _member_shape(
 
 
 def check_train_mode(model: torch.nn.Module) -> None:
-    """Refuses a model whose output is its posterior.
-
-    Raises:
-        ModelModeError: It is in eval mode.
-    """
+    """Refuses, by a ModelModeError, a model in eval mode, whose output is its posterior."""
     if not model.training:
         raise ModelModeError(
             "model",

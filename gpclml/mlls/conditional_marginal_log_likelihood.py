@@ -44,13 +44,6 @@ from gpclml.inference.observations import (
 from gpclml.linalg import IterativeReport
 from gpclml.mlls._terms import check_train_mode, plus_priors
 
-__all__ = [
-    "ConditionalMarginalLogLikelihood",
-    "ExactMarginalLogLikelihood",
-    "LeaveOneOutPseudoLikelihood",
-    "member_objectives",
-]
-
 _DEFAULT = RandomHoldout(0.1)
 
 # A checker that does not read upstream's source knows this base.
@@ -97,8 +90,6 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
             likelihood the density of a held-out block is the difference of two evidences, each at
             a mode of its own.
         conditioning: Which points are held out; see above for the default.
-        factor_dtype: Type to factor covariances in; see
-            :func:`gpclml.linalg.factorization_dtype`.
         seed: Seed of all draws of held-out points. The state of the generator is part of
             ``state_dict()``, so that a resumed training draws the same points.
         solver: "cholesky" is exact; "cg" or :class:`~gpclml.linalg.ConjugateGradients` needs memory
@@ -136,7 +127,6 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         model: ExactGP | IndependentModelList,  # the latter is refused by the name of what takes it
         conditioning: Conditioning | None = None,
         *,
-        factor_dtype: torch.dtype | None = None,
         seed: int = 0,
         solver: Solver = "auto",
     ) -> None:
@@ -161,7 +151,6 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         # Neighbours are those of this model's points.
         is_own = isinstance(conditioning, NearestNeighbors)
         self.conditioning = copy.deepcopy(conditioning) if is_own else conditioning
-        self.factor_dtype = factor_dtype
         self.seed = seed
         self._generator = seeded(seed)
         self._starts: dict[int, Tensor] = {}  # of the modes that a line search goes through
@@ -240,7 +229,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         rows, local = split.restricted()
         rows = rows.to(targets.device)
         data = observations(self.likelihood, self._prior_at(rows), targets[rows])
-        value = mean_log_density(data, local, self.factor_dtype)
+        value = mean_log_density(data, local)
         num_rows = cast(NearestNeighbors, self.conditioning).num_rows
         return plus_priors(value, model, num_rows, data.params)
 
@@ -345,11 +334,11 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         observed target in these scores 0.
         """
         if split.has_neighbors:
-            value, self.last_solve = mean_log_density(data, split, self.factor_dtype), ()
+            value, self.last_solve = mean_log_density(data, split), ()
         else:
             observed, blocks = data.at(split)
             value, self.last_solve = _held_out_density(
-                observed, blocks, self.solver, self.factor_dtype, redrawn=redrawn
+                observed, blocks, self.solver, redrawn=redrawn
             )
         return plus_priors(value, self.model, data.num_observed(), data.params)
 
@@ -470,10 +459,10 @@ def member_objectives(
         is_single = len(shapes) == 1 and shapes[0][0] == 1
         # Blocks of one size are stacked, whatever their indices; several have to be the same.
         numbers = [] if is_single else [group.numpy().tobytes() for group in blocks[member]]
-        return mlls[member].factor_dtype, shapes, numbers
+        return shapes, numbers
 
     values = []
-    for (dtype, _, numbers), run in itertools.groupby(range(len(mlls)), key):
+    for (_, numbers), run in itertools.groupby(range(len(mlls)), key):
         members = list(run)
         rows = (
             data if len(members) == len(mlls) else data.member(slice(members[0], members[-1] + 1))
@@ -481,7 +470,7 @@ def member_objectives(
         groups = blocks[members[0]]
         if not numbers:
             groups = [torch.stack([blocks[member][0] for member in members])]
-        values.append(_held_out_density(rows, groups, "cholesky", dtype)[0])
+        values.append(_held_out_density(rows, groups)[0])
     return plus_priors(torch.cat(values), stack, data.num_observed(), data.params)
 
 
@@ -489,7 +478,6 @@ def _held_out_density(
     data: Observations,
     blocks: Sequence[Tensor],
     solver: Solver = "cholesky",
-    factor_dtype: torch.dtype | None = None,
     *,
     redrawn: bool = False,
 ) -> tuple[Tensor, tuple[IterativeReport, ...]]:
@@ -501,12 +489,12 @@ def _held_out_density(
     """
     # Unchecked factors hold NaN where they failed, which the density that is read then shows.
     checked = reads_are_free(data.residual.device)
-    covariance = data.covariance_by(solver, blocks, factor_dtype, checked=checked)
+    covariance = data.covariance_by(solver, blocks, checked=checked)
     value = covariance.held_out_log_density(data.residual, blocks)
     if not all_finite(value):
         if not checked:
             del value  # what it holds for the gradient
-            covariance = data.covariance_by(solver, blocks, factor_dtype)
+            covariance = data.covariance_by(solver, blocks)
             value = covariance.held_out_log_density(data.residual, blocks)
         data.check_density(value)
     return data.per_held_out_target(value, blocks, redrawn=redrawn), covariance.reports

@@ -43,14 +43,6 @@ from gpclml.mlls.conditional_marginal_log_likelihood import (
 )
 from gpclml.models import BayesianLinearModel, GPRegression
 
-__all__ = [
-    "FixedLoss",
-    "fixed_loss",
-    "fresh_loss",
-    "scores_first_points",
-    "training_loss",
-]
-
 
 def fresh_loss(mll: MarginalLogLikelihood) -> Tensor:
     """The negative objective, summed over a batch, at held-out points that are drawn anew."""
@@ -129,16 +121,8 @@ class FixedLoss:
 
     Calling it gives :func:`fixed_loss` and adds the gradient to the ``grad`` of the parameters, as
     ``fixed_loss(mll).backward()`` does. Data, conditioning and the modules of the model have to
-    stay the same between calls; parameters may change.
-
-    Args:
-        mll: Any objective, in train mode.
-
-    Attributes:
-        road: Which way an evaluation goes, and why not a faster one.
-
-    Raises:
-        NonFiniteError, NotPSDError: If the objective cannot be evaluated.
+    stay the same between calls; parameters may change. ``road`` says which way an evaluation goes,
+    and why not a faster one. A NonFiniteError or NotPSDError says that it cannot be evaluated.
     """
 
     def __init__(self, mll: MarginalLogLikelihood) -> None:
@@ -209,9 +193,7 @@ class FixedLoss:
             if observed.missing is not None:
                 return "members of the batch miss targets"
             # Which form the covariance has decides how; no number of it is kept.
-            covariance = observed.covariance_by(
-                self._mll.solver, self._blocks, self._mll.factor_dtype
-            )
+            covariance = observed.covariance_by(self._mll.solver, self._blocks)
             self._density = covariance.density(self._blocks)
         self.road = observed.road(self._mll.solver, self._blocks)
         if is_upstream and not isinstance(covariance, GramCovariance):
@@ -252,7 +234,7 @@ class FixedLoss:
         if prior is None:
             data = training_observations(self._model, self._mll.likelihood)
             data, _ = data.at(self._split)
-            covariance = data.covariance_by(self._mll.solver, self._blocks, self._mll.factor_dtype)
+            covariance = data.covariance_by(self._mll.solver, self._blocks)
             residual = data.residual
         else:
             covariance, residual = prior()
@@ -361,8 +343,7 @@ class _KnownPrior:
     Attributes:
         modules: Kernel, mean, and noise of the likelihood.
         inputs: What mean and kernel are called on, or a function that transforms it each time.
-        targets: ``(*batch, n)``.
-        batch: Batch shape of the covariance.
+        targets, batch: ``(*batch, n)``, and the batch shape of the covariance.
         shared: Parameters of a batch, and those of its member, which are to have their memory.
         index: Of the member.
     """

@@ -34,8 +34,6 @@ from gpclml.mlls._terms import plus_priors, registered
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
 from gpclml.models.linear import Linearization, LinearizedNetwork
 
-__all__ = ["LaplaceEvidence", "LaplaceMarginalLogLikelihood"]
-
 # A checker that does not read upstream's source knows this base.
 assert issubclass(MarginalLogLikelihood, torch.nn.Module)
 

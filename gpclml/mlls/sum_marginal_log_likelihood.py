@@ -18,8 +18,6 @@ from gpclml.errors import UnsupportedError
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import training_loss
 
-__all__ = ["SumMarginalLogLikelihood"]
-
 # A checker that does not read upstream's source knows this base.
 assert issubclass(gpytorch.mlls.SumMarginalLogLikelihood, torch.nn.Module)
 

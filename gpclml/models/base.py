@@ -20,8 +20,6 @@ from gpclml.kernels import DeepKernel, NetworkMean
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["RegressionGP", "find_networks"]
-
 
 @checked
 def find_networks(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -36,8 +36,6 @@ from gpclml.models.standardize import Standardizer
 if TYPE_CHECKING:
     from gpclml._utils.arrays import ArrayLike
 
-__all__ = ["GPClassification", "GPCounts", "LatentGP"]
-
 # Of logarithms: a lengthscale around exp(√2) √d with the deviation √3 as BoTorch has it, and scales
 # of latent values with the deviation 1.5.
 _LOG_LENGTHSCALE, _LENGTHSCALE_DEVIATION = math.sqrt(2), math.sqrt(3)
@@ -261,14 +259,10 @@ class _StandardizedLatentGP(LatentGP):
 def add_latent_priors(
     kernel: Kernel, x: Tensor, scale: float = 4.0, spread: float | None = None
 ) -> None:
-    """Gives scales and lengthscales of a kernel weak priors, and the scales a start.
+    """Gives scales and lengthscales of a kernel of standardized inputs weak priors; scales a start.
 
-    Args:
-        kernel: Of standardized inputs; kernels by name have them already.
-        x: The inputs, for their type and number of columns.
-        scale: Start of the variance of latent values, around which its prior is.
-        spread: Deviation of the logarithms of the lengthscales of a kernel around a common one,
-            which has the weak prior; None gives it to each of them.
+    Lengthscales have priors of their own; or with ``spread``, the deviation of their logarithms
+    around a common one, the prior is that one's. Kernels by name have theirs already.
     """
     for module in scales_of(kernel):
         if isinstance(module, ScaleKernel):

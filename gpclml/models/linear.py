@@ -33,8 +33,6 @@ _OF_GPS = (
     "likelihood", "models", "num_outputs", "posterior", "train_inputs", "train_targets",
 )  # fmt: skip
 
-__all__ = ["BayesianLinearModel", "Linearization", "LinearizedGP", "LinearizedNetwork"]
-
 # A checker that does not read upstream's source knows this base.
 assert issubclass(GP, torch.nn.Module)
 

@@ -58,8 +58,6 @@ if TYPE_CHECKING:
 
     from gpclml._utils.arrays import ArrayLike
 
-__all__ = ["GPRegression"]
-
 _FORMAT = "gpclml.GPRegression"
 _REQUIRED = {"config": dict, "state_dict": dict, "train_x": Tensor, "train_targets": Tensor}
 _LOG_SCALE = 1.5  # deviation of a weak prior of the logarithm of a scale; targets have variance 1

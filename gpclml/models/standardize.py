@@ -8,8 +8,6 @@ from torch import Tensor
 from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, ShapeError
 
-__all__ = ["Standardizer"]
-
 _AT_ONCE = 1 << 20  # numbers; of more, column by column, since there are several copies of them
 
 
@@ -66,20 +64,15 @@ class Standardizer(torch.nn.Module):
         observed = ~torch.isnan(data)
         count = observed.sum(dim, keepdim=True)
         data = torch.where(observed, data, 0.0)
-        # In units of about the largest value, then of the largest deviation, so that neither sums
-        # nor squares overflow or vanish. A power of two rounds nothing.
-        unit = data.abs().amax(dim, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-        unit = unit.log2().floor().exp2()
-        data = data / unit
         mean = data.sum(dim, keepdim=True) / count.clamp_min(1)
         deviation = torch.where(observed, data - mean, 0.0)
         largest = deviation.abs().amax(dim, keepdim=True)
         magnitude = data.abs().amax(dim, keepdim=True)
         constant = largest <= 100 * torch.finfo(values.dtype).eps * magnitude
+        # In units of the largest deviation, so that squares neither overflow nor vanish.
         relative = deviation / torch.where(constant, 1.0, largest)
         scale = largest * (relative.square().sum(dim, keepdim=True) / (count - 1)).sqrt()
-        scale = torch.where(constant, 1.0, scale * unit)
-        return cls((mean * unit).to(values.dtype), scale.to(values.dtype))
+        return cls(mean.to(values.dtype), torch.where(constant, 1.0, scale).to(values.dtype))
 
     def check_representable(self, argument: str, power: int) -> None:
         """Refuses a scale so large or small that the type cannot hold what is computed with it.

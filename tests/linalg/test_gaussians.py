@@ -75,7 +75,7 @@ def test_answers_are_those_of_the_dense_covariance(form):
     given = parameters(form)
     q = distribution(form, *given)
     mean, covariance = dense(form, *given)
-    features, columns = numbers(4, R, seed=9), numbers(R, 3, seed=10)
+    features = numbers(4, R, seed=9)
     assert isinstance(q, DualGaussian) == (form == "dual")
     for answer, expected in (
         (q.mean, mean),
@@ -83,8 +83,6 @@ def test_answers_are_those_of_the_dense_covariance(form):
         (q.log_det(), torch.linalg.slogdet(covariance)[1]),
         (q.predictive_variance(features), (features @ covariance @ features.mT).diagonal()),
         (q.predictive_covariance(features), features @ covariance @ features.mT),
-        (q.precision().times(columns), torch.linalg.solve(covariance, columns)),
-        (q.precision().entries(), torch.linalg.inv(covariance).diagonal()),
     ):
         torch.testing.assert_close(answer, expected, rtol=1e-9, atol=1e-9)
     identity = torch.eye(R, dtype=torch.float64)
@@ -122,7 +120,7 @@ def test_the_same_seed_makes_the_same_draws():
 @pytest.mark.parametrize("form", FORMS)
 def test_gradcheck(form):
     given = [x.requires_grad_() for x in parameters(form)]
-    features, columns = numbers(3, R, seed=9), numbers(R, 2, seed=10)
+    features = numbers(3, R, seed=9)
 
     def function(*given):
         q = distribution(form, *given)
@@ -131,8 +129,6 @@ def test_gradcheck(form):
             q.log_det(),
             q.predictive_variance(features),
             q.predictive_covariance(features),
-            q.precision().times(columns),
-            q.precision().entries(),
         )
 
     assert torch.autograd.gradcheck(function, given)
@@ -141,7 +137,7 @@ def test_gradcheck(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_float32_is_close_to_float64(form):
     given = parameters(form)
-    features, columns = numbers(4, R, seed=9), numbers(R, 2, seed=10)
+    features = numbers(4, R, seed=9)
     results = []
     for dtype in (torch.float64, torch.float32):
         q = distribution(form, *(x.to(dtype) for x in given))
@@ -150,8 +146,6 @@ def test_float32_is_close_to_float64(form):
             q.variance(),
             q.log_det(),
             q.predictive_covariance(features.to(dtype)),
-            q.precision().times(columns.to(dtype)),
-            q.precision().entries(),
             q.sample(3),
         )
         assert all(answer.dtype == dtype for answer in answers)
@@ -161,40 +155,22 @@ def test_float32_is_close_to_float64(form):
         torch.testing.assert_close(single, double, rtol=1e-4, atol=1e-4 * scale)
 
 
-@pytest.mark.parametrize("of", FORMS)
-@pytest.mark.parametrize("to", FORMS)
-def test_divergences_of_all_pairs(of, to):
-    given = [[x.requires_grad_() for x in parameters(form, seed)]
-             for form, seed in ((of, 0), (to, 20))]  # fmt: skip
-    (q_mean, q_dense), (p_mean, p_dense) = dense(of, *given[0]), dense(to, *given[1])
-    value = gaussian_kl(distribution(of, *given[0]), distribution(to, *given[1]))
-    shift = p_mean - q_mean
-    formula = 0.5 * (
-        torch.trace(torch.linalg.solve(p_dense, q_dense))
-        + shift @ torch.linalg.solve(p_dense, shift)
-        - R
-        + torch.linalg.slogdet(p_dense)[1]
-        - torch.linalg.slogdet(q_dense)[1]
-    )
-    pair = MultivariateNormal(q_mean, q_dense), MultivariateNormal(p_mean, p_dense)
-    torch.testing.assert_close(value, kl_divergence(*pair), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(value, formula, rtol=1e-9, atol=1e-9)
-    every = [x for side in given for x in side]
-    for answer, expected in zip(
-        reference.gradients(value, *every), reference.gradients(formula, *every), strict=True
+@pytest.mark.parametrize("form", FORMS)
+def test_divergence_from_a_prior(form):
+    given = [x.requires_grad_() for x in parameters(form)]
+    prior = numbers(R, seed=30).exp().requires_grad_()
+    value, (mean, covariance) = gaussian_kl(distribution(form, *given), prior), dense(form, *given)
+    normal = MultivariateNormal(torch.zeros_like(prior), torch.diag(prior))
+    expected = kl_divergence(MultivariateNormal(mean, covariance), normal)
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
+    for answer, gradient in zip(
+        reference.gradients(value, *given, prior),
+        reference.gradients(expected, *given, prior),
+        strict=True,
     ):
         torch.testing.assert_close(
-            answer, expected, rtol=1e-7, atol=1e-8 * float(1 + expected.abs().max())
+            answer, gradient, rtol=1e-7, atol=1e-8 * float(1 + gradient.abs().max())
         )
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_divergence_from_a_prior_and_from_itself(form):
-    q = distribution(form, *parameters(form))
-    prior = numbers(R, seed=30).exp()
-    expected = gaussian_kl(q, DiagonalGaussian(torch.zeros_like(prior), prior))
-    torch.testing.assert_close(gaussian_kl(q, prior), expected)
-    assert gaussian_kl(q, q).item() == pytest.approx(0.0, abs=1e-10)
 
 
 @pytest.mark.parametrize(("n", "R"), [(3, 3), (7, 3), (3, 7), (1, 5), (5, 1)])

@@ -867,7 +867,8 @@ def _log_weights(learned: Any, count: int, generator: torch.Generator) -> Tensor
     weights = q.sample(count, generator)
     # Constants of 2 π cancel between q and the prior.
     centered = (weights - q.mean).mT
-    log_q = -0.5 * ((centered * q.precision().times(centered)).sum(0) + q.log_det())
+    covariance = q.covariance().times(torch.eye(len(centered)).to(centered))
+    log_q = -0.5 * ((centered * torch.linalg.solve(covariance, centered)).sum(0) + q.log_det())
     log_prior = -0.5 * (weights.square() / data.prior_variance + data.prior_variance.log()).sum(-1)
     errors = data.residual - weights @ data.features.mT
     log_likelihood = -0.5 * (errors.square() / data.noise + (2 * math.pi * data.noise).log())

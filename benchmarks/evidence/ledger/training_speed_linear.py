@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 from torch import Tensor
+from torch.distributions import MultivariateNormal, kl_divergence
 
 from benchmarks.data import load_images
 from benchmarks.evidence.combination import expected_weights, model_predictions, sampled_weights
@@ -42,7 +43,7 @@ from gpclml.evidence.training_speed import (
     training_speed,
 )
 from gpclml.kernels import RandomFourierFeatures
-from gpclml.linalg.gaussians import DiagonalGaussian, gaussian_kl, linear_posterior
+from gpclml.linalg.gaussians import linear_posterior
 from gpclml.models import BayesianLinearModel
 
 __all__ = ["COMBINATION", "LINEAR", "PROBLEMS", "expected_curves", "linear_models"]
@@ -256,11 +257,13 @@ def _divergences_of_weights(model: BayesianLinearModel) -> float:
     with torch.no_grad():
         features, prior = model.features(x), model.prior_variance
         # The prior comes first; then the posterior of each further point.
-        before = DiagonalGaussian(torch.zeros_like(prior), prior)
+        before = MultivariateNormal(torch.zeros_like(prior), torch.diag(prior))
         total = 0.0
         for i in range(1, len(y) + 1):
-            after = linear_posterior(features[:i], y[:i], prior, model.noise.expand(i))
-            total += float(gaussian_kl(before, after))
+            weights = linear_posterior(features[:i], y[:i], prior, model.noise.expand(i))
+            covariance = weights.covariance().times(torch.eye(len(prior)).to(prior))
+            after = MultivariateNormal(weights.mean, covariance)
+            total += float(kl_divergence(before, after))
             before = after
     return total
 

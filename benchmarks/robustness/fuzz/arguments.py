@@ -237,8 +237,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         model=(model := transfer()), mll=objective(model), tasks=tasks(), steps=2,
         tasks_per_step=2, optimizer="adam"),
     "mlls.ConditionalMarginalLogLikelihood": lambda: dict(
-        likelihood=(model := gp()).likelihood, model=model, conditioning=RandomHoldout(0.2),
-        factor_dtype=torch.float64),
+        likelihood=(model := gp()).likelihood, model=model, conditioning=RandomHoldout(0.2)),
     "likelihoods.LogNegativeBinomialLikelihood": dict,
     "likelihoods.LogPoissonLikelihood": dict,
     "likelihoods.HeteroscedasticGaussianLikelihood": dict,

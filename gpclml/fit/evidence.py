@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy
 import torch
 from gpytorch.constraints import GreaterThan
 from gpytorch.likelihoods import (
@@ -23,28 +24,8 @@ from torch.nn.utils import parameters_to_vector
 from gpclml.curvature import GaussianWeightPrior
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.likelihoods import HeteroscedasticGaussianLikelihood
-from gpclml.mlls._terms import registered
-from gpclml.mlls.laplace_marginal_log_likelihood import (
-    LaplaceEvidence,
-    LaplaceMarginalLogLikelihood,
-)
+from gpclml.mlls import LaplaceEvidence
 
-__all__ = [
-    "LogNoise",
-    "climbs",
-    "climbs_online",
-    "fit_noise_to_residuals",
-    "lower_noise_to_residuals",
-    "maximize_evidence",
-    "start_from_residuals",
-    "step_uphill",
-    "told_of_link",
-    "told_of_scales",
-]
-
-_LAST = 10  # the part of a fit that is its last tenth
-_CLIMBS = 0.1  # nats, of all points, gained by the last tenth of a fit to one curvature
-_CLIMBS_ONLINE = 0.003  # nats per point, gained by the last tenth while weights are trained too
 _FLOOR = 1e-10  # least noise, of the variance of the targets
 _UPSTREAMS_FLOOR = 1e-4  # that of GPyTorch, in units of the targets
 _NEAR_BOUND = 0.01  # distance from a bound, where a transform is flat and has no way back
@@ -62,11 +43,7 @@ class LogNoise:
 
     GPyTorch's own parameter is the noise itself where that is above one, so that steps of any
     search depend on the units of the targets. Of a noise for each output it is that of their mean:
-    ratios stay as they are.
-
-    Attributes:
-        parameter: The likelihood's own parameter.
-        leaf: The logarithm.
+    ratios stay as they are. ``parameter`` is the likelihood's own, ``leaf`` the logarithm.
     """
 
     def __init__(self, module: Any, name: str) -> None:
@@ -112,10 +89,10 @@ class LogNoise:
         self._ratios = noise / noise.mean()
 
     @torch.no_grad()
-    def write(self, log_noise: Tensor | float | None = None) -> None:
+    def write(self, log_noise: float | None = None) -> None:
         """Gives the noise to the likelihood, within its bounds; another one if that is given."""
         if log_noise is not None:
-            self.leaf.copy_(torch.as_tensor(log_noise))
+            self.leaf.fill_(log_noise)
         setattr(self._module, self._name, self.leaf.clamp(*self.bounds).exp() * self._ratios)
 
     @torch.no_grad()
@@ -143,28 +120,25 @@ class LogNoise:
         # Of several outputs by the one of the smallest targets.
         least = min((s or q or 1.0) for s, q in zip(spread.tolist(), square.tolist(), strict=True))
         bound.fill_(max(_FLOOR * least, 1e-30))
-        setattr(self._module, self._name, noise.clamp_min(float(bound) * (1 + _NEAR_BOUND)))
-        self.read()
+        self.take(noise)
 
 
-def _gradients(
-    value: Tensor, leaves: Sequence[Tensor], noise: LogNoise | None
-) -> list[Tensor | None]:
+def gradients_of(value: Tensor, leaves: Sequence[Tensor], noise: LogNoise | None) -> list[Tensor]:
     """Gradients in parameters, and in the logarithm of the noise in place of the noise."""
     parameters = [noise.parameter if noise and leaf is noise.leaf else leaf for leaf in leaves]
-    gradients: list[Tensor | None] = [*torch.autograd.grad(value, parameters, allow_unused=True)]
-    for index, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
-        if noise and leaf is noise.leaf and gradient is not None:
+    gradients = list(torch.autograd.grad(value, parameters, materialize_grads=True))
+    for index, leaf in enumerate(leaves):
+        if noise and leaf is noise.leaf:
             # By the chain rule, with the slope of the likelihood's own transform.
             with torch.enable_grad():
                 log_noise = noise.noise.log().sum()
             (slope,) = torch.autograd.grad(log_noise, noise.parameter)
             slope = slope.clamp_min(torch.finfo(slope.dtype).tiny)
-            gradients[index] = (gradient / slope).sum().reshape(leaf.shape)
+            gradients[index] = (gradients[index] / slope).sum().reshape(leaf.shape)
     return gradients
 
 
-def _noise_and_residual(
+def noise_and_residual(
     likelihood: Likelihood, outputs: Tensor, target: Tensor
 ) -> tuple[LogNoise | None, float]:
     """The noise, and the mean squared residual, near which it is where weights are trained."""
@@ -174,19 +148,6 @@ def _noise_and_residual(
     noise.scale_floor(target)
     residual = target.reshape(outputs.shape) - outputs.detach()
     return noise, float(residual.double().square().mean())
-
-
-@torch.no_grad()
-def lower_noise_to_residuals(
-    mll: LaplaceMarginalLogLikelihood, outputs: Tensor, target: Tensor
-) -> None:
-    """Lowers noise that is above the mean squared residual to it.
-
-    More noise than a network leaves before it is trained would hide the targets from the training.
-    """
-    noise, size = _noise_and_residual(mll.likelihood, outputs, target)
-    if noise is not None and size > 0:
-        noise.write(noise.leaf.clamp(max=math.log(size)))
 
 
 @torch.no_grad()
@@ -200,32 +161,31 @@ def start_from_residuals(evidence: LaplaceEvidence) -> None:
     """
     if not output_likelihood(evidence.mll.likelihood).regression:
         return
-    noise, size = _noise_and_residual(evidence.mll.likelihood, *evidence.seen)
+    noise, size = noise_and_residual(evidence.mll.likelihood, *evidence.seen)
     if noise is not None and size == 0:
         return
     model = evidence.mll.model
     precision = model.prior.log_precision
-    none = precision.new_zeros(1)
-    as_it_is = none if noise is None else noise.leaf.clone()
-    residual = none if noise is None else torch.full_like(noise.leaf, math.log(size))
+    as_it_is = None if noise is None else float(noise.leaf)
+    residual = None if noise is None else math.log(size)
     starts = [(as_it_is, precision.clone()), (residual, precision.clone())]
     if precision.requires_grad:
         starts.append((residual, _most_likely(model.prior, model.network)))
 
-    def value(start: tuple[Tensor, Tensor]) -> float:
-        move(start)
+    def move(log_noise: float | None, log_precision: Tensor) -> None:
+        if noise is not None:
+            noise.write(log_noise)
+        precision.copy_(log_precision)
+
+    def value(start: tuple[float | None, Tensor]) -> float:
+        move(*start)
         try:
             nats = float(evidence.nats())
         except (NanError, NotPSDError):
             return -math.inf
         return nats if math.isfinite(nats) else -math.inf
 
-    def move(start: tuple[Tensor, Tensor]) -> None:
-        if noise is not None:
-            noise.write(start[0])
-        precision.copy_(start[1])
-
-    move(max(starts, key=value))
+    move(*max(starts, key=value))
 
 
 def _most_likely(prior: GaussianWeightPrior, network: torch.nn.Module) -> Tensor:
@@ -274,26 +234,21 @@ def maximize_evidence(evidence: LaplaceEvidence) -> str:
             with torch.enable_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", NumericalWarning)
                 value = evidence.nats()
-                gradients = _gradients(value, leaves, noise)
+                slope = parameters_to_vector(gradients_of(value, leaves, noise))
         except (NanError, NotPSDError):
-            return math.inf, torch.zeros(len(values), dtype=torch.float64).numpy()
-        pairs = zip(gradients, leaves, strict=True)
-        slope = [torch.zeros_like(leaf) if g is None else g for g, leaf in pairs]
-        return start - float(value.detach()), -parameters_to_vector(slope).double().cpu().numpy()
+            return math.inf, numpy.zeros(len(values))
+        return start - float(value.detach()), -slope.double().cpu().numpy()
 
     options = {"maxiter": 500, "ftol": 1e-9, "gtol": 1e-3}
     end: Any = minimize(
         loss, first.numpy(), jac=True, bounds=box, method="L-BFGS-B", options=options
     )
-    value, slope = loss(end.x)
+    (value, slope), (low, high) = loss(end.x), numpy.transpose(box)
     # A hyperparameter at a bound that pushes outwards has converged, too.
-    held = [
-        (x <= low and g > 0) or (x >= high and g < 0)
-        for x, g, (low, high) in zip(end.x, slope, box, strict=True)
-    ]
+    held = (end.x <= low) & (slope > 0) | (end.x >= high) & (slope < 0)
     if noise is not None and held[-1]:
         return _at_bound(end.x[-1])
-    left = max((abs(g) for g, fixed in zip(slope, held, strict=True) if not fixed), default=0.0)
+    left = numpy.abs(numpy.where(held, 0.0, slope)).max()
     # What is left of the slope may be the rounding of a sum over all points.
     rounding = _ROUNDINGS * torch.finfo(precision.dtype).eps * evidence.mll.num_data
     if not math.isfinite(value) or left > max(_LEAST_SLOPE, rounding):
@@ -310,11 +265,12 @@ def fit_noise_to_residuals(evidence: LaplaceEvidence) -> str:
     If a prior is registered, it is set to where the evidence of all points is largest instead.
     Returns what is wrong with it and what to do, or nothing.
     """
-    noise, size = _noise_and_residual(evidence.mll.likelihood, *evidence.seen)
+    noise, size = noise_and_residual(evidence.mll.likelihood, *evidence.seen)
     if noise is None:
         return ""
-    if any(registered(evidence.mll)):  # a prior of the noise counts too
-        precision = evidence.mll.model.prior.log_precision
+    mll = evidence.mll
+    if any(True for _ in (*mll.named_priors(), *mll.added_loss_terms())):  # they count too
+        precision = mll.model.prior.log_precision
         precision.requires_grad_(False)
         told = maximize_evidence(evidence)
         precision.requires_grad_(True)
@@ -382,38 +338,3 @@ def told_of_link(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> str
         f"{-float(probit.mean()):.3g}; as logits they have {-float(logistic.mean()):.3g}. Give "
         '"classification" for a network that was trained with BCEWithLogitsLoss.'
     )
-
-
-def step_uphill(
-    optimizer: torch.optim.Optimizer, value: Tensor, log_noise: LogNoise | None = None
-) -> None:
-    """A step uphill, by gradients of these parameters alone."""
-    leaves = optimizer.param_groups[0]["params"]
-    for leaf, gradient in zip(leaves, _gradients(-value, leaves, log_noise), strict=True):
-        leaf.grad = gradient
-    if log_noise is None:
-        optimizer.step()
-    else:
-        log_noise.read()
-        optimizer.step()
-        log_noise.write()
-
-
-def climbs_online(scores: list[float]) -> bool:
-    """Whether the last tenth of the evidences brought the best one by more than a little."""
-    last = max(1, len(scores) // _LAST)
-    earlier = scores[:-last]
-    return bool(earlier) and max(scores) - max(earlier) > _CLIMBS_ONLINE
-
-
-def climbs(values: list[float], num_data: int, exact: bool) -> bool:
-    """Whether the last tenth of the steps gained; of estimates, beyond twice their error."""
-    last = max(1, len(values) // _LAST)
-    if exact:
-        return (values[-1] - values[-1 - last]) * num_data > _CLIMBS
-    if last < 2:
-        return False
-    before, after = torch.tensor(values[-2 * last :], dtype=torch.float64).split(last)
-    gain = float(after.mean() - before.mean())
-    error = math.sqrt(float(before.var() + after.var()) / last)
-    return gain * num_data > _CLIMBS and gain > 2 * error
