@@ -590,7 +590,7 @@ class DiagonalCurvature(Curvature):
         """The sum over single parameters."""
         # log1p keeps what weights have that the data hardly determine.
         terms = [
-            (scale * h / precisions[name]).log1p().sum(dtype=torch.float64)
+            (scale * h.double() / precisions[name]).log1p().sum()
             for name, h in self.diagonal.items()
         ]
         return torch.stack(terms).sum().to(next(iter(precisions.values())).dtype)

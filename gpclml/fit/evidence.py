@@ -221,23 +221,32 @@ def maximize_evidence(evidence: LaplaceEvidence) -> str:
         box[-1] = max(box[-1][0], low), min(box[-1][1], high)
     with torch.no_grad():
         start = float(evidence.nats())
+    prior, has_priors = evidence.mll.model.prior, _has_priors(evidence.mll)
 
     def loss(values: Any) -> tuple[float, Any]:
         """Nats below the start, of which rounding does not grow with the units, and the slope."""
+        # In double precision: a line search takes the rounding of parameters for a kink.
+        point = torch.as_tensor(values).to(precision.device)
+        numbers = [p.requires_grad_() for p in point.split(sizes)]
         with torch.no_grad():
-            for leaf, numbers in zip(leaves, torch.as_tensor(values).split(sizes), strict=True):
-                leaf.copy_(numbers.reshape(leaf.shape))
+            for leaf, given in zip(leaves, numbers, strict=True):
+                leaf.copy_(given.reshape(leaf.shape))
         if noise is not None:
             noise.write()
         try:
             # A search may pass vague priors, of which rounding leaves no factor without a jitter.
             with torch.enable_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", NumericalWarning)
-                value = evidence.nats()
-                slope = parameters_to_vector(gradients_of(value, leaves, noise))
+                value = evidence.nats(
+                    prior.of_values(numbers[0].exp()) if precision.requires_grad else None,
+                    None if noise is None else numbers[-1].squeeze(0).exp(),
+                )
+                slope = torch.cat(torch.autograd.grad(value, numbers, retain_graph=has_priors))
+                if has_priors:  # of the parameters themselves
+                    slope += parameters_to_vector(gradients_of(value, leaves, noise))
         except (NanError, NotPSDError):
             return math.inf, numpy.zeros(len(values))
-        return start - float(value.detach()), -slope.double().cpu().numpy()
+        return start - float(value.detach()), -slope.cpu().numpy()
 
     options = {"maxiter": 500, "ftol": 1e-9, "gtol": 1e-3}
     end: Any = minimize(
@@ -259,6 +268,10 @@ def maximize_evidence(evidence: LaplaceEvidence) -> str:
     return ""
 
 
+def _has_priors(mll: Any) -> bool:
+    return any(True for _ in (*mll.named_priors(), *mll.added_loss_terms()))
+
+
 def fit_noise_to_residuals(evidence: LaplaceEvidence) -> str:
     """Sets the noise to the mean squared residual, its most likely value at these weights.
 
@@ -269,7 +282,7 @@ def fit_noise_to_residuals(evidence: LaplaceEvidence) -> str:
     if noise is None:
         return ""
     mll = evidence.mll
-    if any(True for _ in (*mll.named_priors(), *mll.added_loss_terms())):  # they count too
+    if _has_priors(mll):  # they count too
         precision = mll.model.prior.log_precision
         precision.requires_grad_(False)
         told = maximize_evidence(evidence)

@@ -418,7 +418,7 @@ class LaplaceEvidence:
             if not hasattr(likelihood, "noise"):
                 kind = type(self.mll.likelihood).__name__
                 raise UnsupportedError("noise", f"one for {kind}", "None")
-            likelihood.noise = tensor_like(noise, self._mean)
+            likelihood.noise = tensor_like(noise, self._mean.new_zeros((), dtype=torch.float64))
         return likelihood
 
     @torch.no_grad()
