@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy
@@ -148,6 +148,32 @@ def noise_and_residual(
     noise.scale_floor(target)
     residual = target.reshape(outputs.shape) - outputs.detach()
     return noise, float(residual.double().square().mean())
+
+
+@torch.no_grad()
+def take_ratios(
+    likelihood: Likelihood,
+    network: Callable[[Tensor], Tensor],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    keep_mean: bool = True,
+) -> None:
+    """Gives the outputs noises in the ratios of their mean squared residuals, in one pass.
+
+    Curvature depends on these ratios, so that they come before it. Where there is one noise for all
+    outputs, or it is frozen, nothing is done.
+    """
+    noise = LogNoise.of(likelihood)
+    if noise is None or not isinstance(likelihood, MultitaskGaussianLikelihood):
+        return
+    pairs = [(network(x), y) for x, y in batches]
+    outputs, targets = (torch.cat(values) for values in zip(*pairs, strict=True))
+    if outputs.shape != targets.shape:  # the objective refuses them
+        return
+    noise.scale_floor(targets)
+    squares = (targets.double() - outputs.double()).square().mean(0)
+    if float(squares.min()) > 0:
+        mean = noise.noise.double().mean() if keep_mean else squares.mean()
+        noise.take((squares * mean / squares.mean()).to(noise.parameter))
 
 
 @torch.no_grad()

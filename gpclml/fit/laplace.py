@@ -30,6 +30,7 @@ from gpclml.fit.evidence import (
     gradients_of,
     noise_and_residual,
     start_from_residuals,
+    take_ratios,
     told_of_scales,
 )
 from gpclml.fit.result import FitResult, FitWarning
@@ -149,6 +150,7 @@ class _NetworkTraining:
         adds_up = one_batch or not isinstance(mll.curvature, FunctionSpace)
         whole = None
         with evaluating(self.model.network):
+            take_ratios(mll.likelihood, self.model.network, self.data)
             if adds_up and every_output and self.model.augmentation is None:
                 whole = mll.evidence_of(self.data, progress=self.progress)
                 if trained:

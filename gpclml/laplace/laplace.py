@@ -7,6 +7,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
@@ -69,6 +70,7 @@ from gpclml.fit.evidence import (
     LogNoise,
     fit_noise_to_residuals,
     maximize_evidence,
+    take_ratios,
     told_of_link,
     told_of_scales,
 )
@@ -299,8 +301,9 @@ class Laplace:
         first = next(batches)
         likelihood = self._made_likelihood(first[0])
         if before is None:
-            if isinstance(likelihood, MultitaskGaussianLikelihood):
-                self._fit_noises(data, batch_size)
+            if isinstance(likelihood, MultitaskGaussianLikelihood) and not self._keeps_noise:
+                again = self._batches("data", data, batch_size)
+                take_ratios(likelihood, partial(network_outputs, self._module), again, False)
             mll = self._objective(likelihood, first[0])
         else:
             mll = before.mll
@@ -422,18 +425,6 @@ class Laplace:
         trained = {name for name, p in self._module.named_parameters() if p.requires_grad}
         known = dict(self._module.named_parameters())
         return {k: v for k, v in self.prior_mean.items() if k in trained or k not in known}
-
-    def _fit_noises(self, data: NetworkData, batch_size: int) -> None:
-        """Sets the noise of each output to its mean squared residual, if it is to be fitted."""
-        noise = LogNoise.of(self.likelihood)
-        if noise is None or self._keeps_noise:
-            return
-        residuals = [
-            (y.double() - network_outputs(self._module, x).double()).square()
-            for x, y in self._batches("data", data, batch_size)
-        ]
-        noise.scale_floor(torch.cat([y for _, y in self._batches("data", data, batch_size)]))
-        noise.take(torch.cat(residuals).mean(0).to(noise.parameter))
 
     def _search(self, evidence: LaplaceEvidence, climbs: bool) -> None:
         """Climbs the evidence, or fits the noise beside a given precision; warns of what is wrong.

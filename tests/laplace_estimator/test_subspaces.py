@@ -5,12 +5,20 @@ import math
 import numpy as np
 import pytest
 import torch
+from gpytorch.likelihoods import MultitaskGaussianLikelihood
 from torch import nn
 from torch.func import functional_call, jacrev
 
-from gpclml import MLP, Laplace
+from gpclml import (
+    MLP,
+    Laplace,
+    LaplaceMarginalLogLikelihood,
+    LinearizedNetwork,
+    fit_online,
+)
 from gpclml.curvature import Full, LowRank
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml.fit import fit_hyperparameters
 from gpclml.likelihoods import HeteroscedasticGaussianLikelihood, LogisticLikelihood
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -284,3 +292,36 @@ def test_subnetworks_that_are_none(classifier):
     for weights in (torch.tensor([[1], [2]]), torch.ones(7, dtype=torch.bool)):
         with pytest.raises(ShapeError, match="mask"):
             fit(weights)
+
+
+def test_noises_of_several_outputs_in_training_by_the_evidence():
+    """Their ratios are those of the residuals, as after ``Laplace.fit``."""
+    noise = torch.randn(40, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    y = torch.stack([Y, 2 * X[:, 1]], 1) + noise * torch.tensor([0.02, 0.4], dtype=torch.float64)
+    torch.manual_seed(0)
+    model = LinearizedNetwork(MLP([2, 10, 2]).double())
+    likelihood = MultitaskGaussianLikelihood(2, rank=0, has_global_noise=False).double()
+    mll = LaplaceMarginalLogLikelihood(likelihood, model, 40)
+    fit_online(mll, X, y, epochs=800, burn_in=400, every=40, lr=0.02)
+    residuals = (model.network(X) - y).square().mean(0).detach()
+    noises = likelihood.task_noises.detach()
+    ratio = float(residuals[1] / residuals[0])
+    assert float(noises[1] / noises[0]) == pytest.approx(ratio, rel=0.3)
+    assert ratio > 5
+    before = float(mll(model(X), y))
+    fit_hyperparameters(mll, X, y, steps=30)
+    noises = likelihood.task_noises.detach()
+    assert float(noises[1] / noises[0]) == pytest.approx(ratio)
+    assert float(mll(model(X), y)) > before - 1e-3
+
+
+def test_numbers_have_all_their_digits(regressor):
+    posterior = Laplace(regressor, "regression").fit((X, Y[:, None]))
+    exact = torch.tensor(0.1, dtype=torch.float64)
+    assert float(posterior.log_marginal_likelihood(0.1)) == float(
+        posterior.log_marginal_likelihood(exact)
+    )
+    name = posterior.names[0]
+    assert float(posterior.log_marginal_likelihood({name: 0.1}, 0.3)) == float(
+        posterior.log_marginal_likelihood({name: exact}, torch.tensor(0.3, dtype=torch.float64))
+    )
