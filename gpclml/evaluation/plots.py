@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ _LABELS = {
     "clml": "conditional log marginal likelihood",
     "loo": "leave-one-out",
 }
-_NEAR, _FAR = 10.0, 100.0  # nats
+_NEAR, _FAR = 10.0, 100.0  # nats up to which a scale is linear, where differences are above
 _BELOW = 0.25  # of the distance of two models: a difference below its score
 _WINDOWS = 40  # evenly spaced in the logarithm of the number of points
 _REACH = 3  # times what the first model learns; the rest of a worse one is cut off
@@ -119,7 +119,8 @@ def plot_compare(
             axes.errorbar(value, row + _BELOW, xerr=paired, **triangle)
     axes.axvline(0, **GUIDE)
     axes.margins(x=0.08)
-    _set_scale_of_nats(axes, "x", max(abs(d.value) for d in differences.values()))
+    if max(abs(difference.value) for difference in differences.values()) > _FAR:
+        axes.set_xscale("symlog", linthresh=_NEAR)
     value = f"{first.value(criterion):.1f}".replace("-", "\N{MINUS SIGN}")
     axes.set_xlabel(f"nats from the {value} of {scored[0]}")
     return axes
@@ -184,7 +185,8 @@ def plot_learning_curves(
     below.set_title(f"log evidence less that of {first}" if len(curves) > 1 else "log evidence")
     below.axhline(0, **GUIDE)
     below.set(xlabel="points", ylabel="nats")
-    _set_scale_of_nats(below, "y", largest)
+    if largest > _FAR:
+        below.set_yscale("symlog", linthresh=_NEAR)
     for panel in panels:
         panel.set_xscale("log")
         panel.xaxis.set_major_formatter("{x:g}")
@@ -409,13 +411,6 @@ def style_of(number: int) -> dict[str, Any]:
     colours = _COLOURS if is_default else cycle.by_key().get("color", _COLOURS)
     lines = cycle.by_key().get("linestyle", _LINES)
     return {"color": colours[number % len(colours)], "linestyle": lines[number % len(lines)]}
-
-
-def _set_scale_of_nats(axes: Axes, which: Literal["x", "y"], largest: float) -> None:
-    """Makes the scale logarithmic beyond 10 nats if the largest difference is above 100."""
-    if largest > _FAR:
-        set_scale = axes.set_xscale if which == "x" else axes.set_yscale
-        set_scale("symlog", linthresh=_NEAR)
 
 
 def _say_nothing_drawn(axes: Axes, missing: str) -> None:

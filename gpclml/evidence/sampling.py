@@ -424,17 +424,10 @@ def joint_log_density(likelihood: Likelihood, outputs: Tensor, target: Tensor) -
 def marginal_log_densities(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> Tensor:
     r"""The log density of each target alone, :math:`\log \frac1S \sum_s p(y_i \mid w_s)`.
 
-    Args:
-        likelihood: As :class:`gpclml.mlls.LaplaceMarginalLogLikelihood` takes them.
-        outputs: Outputs of a network at draws of its weights, ``(S, N, C)``.
-        target: Targets, ``(N,)`` or ``(N, C)``.
+    Arguments and errors, but for the last, are those of :func:`joint_log_density`.
 
     Returns:
         Nats, ``(N,)``.
-
-    Raises:
-        UnsupportedError: The likelihood is of another class.
-        ShapeError, ArgumentError: Targets do not fit outputs or likelihood.
     """
     densities = _log_densities(likelihood, outputs, target)
     return torch.logsumexp(densities, dim=0) - math.log(len(densities))

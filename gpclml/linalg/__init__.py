@@ -17,12 +17,10 @@ from gpclml.linalg.iterative import (
 from gpclml.linalg.kronecker import KroneckerCovariance
 from gpclml.linalg.low_rank import LowRankPlusDiagonal
 from gpclml.linalg.matrices import (
-    factorization_dtype,
     permute,
     safe_cholesky,
     symmetric_product,
     take,
-    take_rows,
 )
 
 __all__ = [
@@ -39,11 +37,9 @@ __all__ = [
     "NotConvergedWarning",
     "Predictor",
     "RowProducts",
-    "factorization_dtype",
     "permute",
     "refuse_double_backward",
     "safe_cholesky",
     "symmetric_product",
     "take",
-    "take_rows",
 ]

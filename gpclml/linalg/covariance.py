@@ -144,12 +144,7 @@ class ExactCovariance(Covariance):
     def sequential(self, residual: Tensor, orders: Tensor | None = None) -> Tensor:
         r"""Learning curves: the log density :math:`\log p(r_i \mid r_{<i})` of each point.
 
-        Args:
-            residual: ``(*batch, n)``.
-            orders: Orders in which the points arrive, ``(k, n)``; data order if None.
-
-        Returns:
-            ``(*batch, k, n)``; term i of curve j is that of point ``orders[j, i]``.
+        Arguments are those of :meth:`predictions`, and so is the shape, ``(*batch, k, n)``.
         """
         errors, variances = self.predictions(residual, orders)
         return torch.distributions.Normal(0.0, variances.sqrt(), False).log_prob(errors)

@@ -22,19 +22,11 @@ _UNDIVIDED, _UNDIVIDED_ON_GPU = 128, 1024  # least rows of a half of an inverse
 _PIVOT_ROUNDINGS = 2  # epsilons of a variance that a squared pivot has to be above
 
 
-def factorization_dtype(covariance: Tensor) -> torch.dtype:
-    """The floating-point type in which a covariance ``(*batch, n, n)`` is factored.
-
-    Float64 stays float64, and float32 is factored in float64 up to ``n = DOUBLE_UP_TO``, where the
-    factorization costs less than the kernel around it, and in float32 above. A float32
-    factorization that fails is repeated in float64 before any jitter is added.
-    """
-    small = covariance.shape[-1] <= DOUBLE_UP_TO
-    return torch.float64 if small or covariance.dtype == torch.float64 else torch.float32
-
-
 def safe_cholesky(covariance: Tensor, *, checked: bool = True, in_place: bool = False) -> Tensor:
     r"""The lower Cholesky factor :math:`L`, :math:`K = L L^\top`, jittered only if needed.
+
+    Float64 stays float64, and float32 is factored in float64 up to ``n = DOUBLE_UP_TO``, where the
+    factorization costs less than the kernel around it, and in float32 above.
 
     The first attempt takes the matrix as it is. It fails where the matrix is not positive definite
     or singular to the rounding of the type in which it came: where a squared pivot, the variance of
@@ -52,8 +44,7 @@ def safe_cholesky(covariance: Tensor, *, checked: bool = True, in_place: bool = 
         in_place: Compute the factor in the memory of the covariance, of which nothing is left.
 
     Returns:
-        Lower-triangular factors, ``(*batch, n, n)``, in the type they were computed in: see
-        :func:`factorization_dtype`.
+        Lower-triangular factors, ``(*batch, n, n)``, in the type they were computed in.
 
     Raises:
         NonFiniteError: If the covariance holds NaN or infinite entries.
@@ -61,7 +52,7 @@ def safe_cholesky(covariance: Tensor, *, checked: bool = True, in_place: bool = 
             ``fit_gpytorch_mll`` retries on this error.
         SingularError: The first attempt failed in place.
     """
-    matrix = covariance.to(factorization_dtype(covariance))
+    matrix = covariance.double() if covariance.shape[-1] <= DOUBLE_UP_TO else covariance
     least = _PIVOT_ROUNDINGS * torch.finfo(covariance.dtype).eps
     factor, left = _factor(matrix, in_place and matrix.is_contiguous())
     if not checked:

@@ -211,7 +211,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
 
     def _drawn_neighbors(self, generator: torch.Generator) -> Split:
         model, conditioning = cast(ExactGP, self.model), cast(NearestNeighbors, self.conditioning)
-        targets, transform = cast(Tensor, model.train_targets), _input_transform(model)
+        targets = cast(Tensor, model.train_targets)
+        transform: Any = getattr(model, "input_transform", None)
         observed = metric = None
         if conditioning.needs_points:
             if getattr(transform, "learn_coefficients", False):  # from all rows
@@ -219,7 +220,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
             missing = missing_targets(targets)
             observed = None if missing is None else ~missing
             metric = partial(training_metric, model)
-        with _without_learning(transform):
+        with _without_learning(model):
             return conditioning.split(len(targets), generator, observed, metric)
 
     def _objective_of_few(self, split: Split) -> Tensor:
@@ -236,7 +237,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
     def _prior_at(self, rows: Tensor) -> MultivariateNormal:
         """The model's output at some of its training points."""
         model = cast(Any, self.model)
-        with _without_learning(_input_transform(model)):
+        with _without_learning(model):
             return model.forward(*(x.index_select(-2, rows) for x in model.train_inputs))
 
     def compute_custom_loss(self, **kwargs: Any) -> Tensor:
@@ -424,13 +425,10 @@ def _check_latent(
         )  # fmt: skip
 
 
-def _input_transform(model: ExactGP) -> Any:
-    return getattr(model, "input_transform", None)
-
-
 @contextmanager
-def _without_learning(transform: Any) -> Iterator[None]:
+def _without_learning(model: ExactGP) -> Iterator[None]:
     """Within the block BoTorch's transform of inputs keeps bounds that it learns from all rows."""
+    transform: Any = getattr(model, "input_transform", None)
     learns = getattr(transform, "learn_coefficients", False)
     try:
         if learns:

@@ -12,7 +12,6 @@ from gpclml.errors import NonFiniteError
 from gpclml.gram import DOUBLE_UP_TO
 from gpclml.linalg import (
     DenseCovariance,
-    factorization_dtype,
     safe_cholesky,
     symmetric_product,
 )
@@ -48,9 +47,9 @@ def test_factors_in_single_precision(blocks):
 
 def test_policy_of_precision():
     small, large = torch.eye(DOUBLE_UP_TO), torch.eye(DOUBLE_UP_TO + 1)
-    assert factorization_dtype(small) == torch.float64
-    assert factorization_dtype(large) == torch.float32
-    assert factorization_dtype(large.double()) == torch.float64
+    assert safe_cholesky(small).dtype == torch.float64
+    assert safe_cholesky(large).dtype == torch.float32
+    assert safe_cholesky(large.double()).dtype == torch.float64
 
 
 def test_float32_failure_is_repeated_in_float64_without_jitter(monkeypatch):
