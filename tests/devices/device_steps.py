@@ -10,19 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import gpytorch
+import kernel_cases
 import torch
 from botorch.models import SingleTaskGP
-from gpytorch.kernels import (
-    CosineKernel,
-    LinearKernel,
-    MaternKernel,
-    PeriodicKernel,
-    PolynomialKernel,
-    RBFKernel,
-    RQKernel,
-    ScaleKernel,
-    SpectralMixtureKernel,
-)
+from exact_gps import PlainGP
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, SoftmaxLikelihood
 from torch import Tensor, nn
 
@@ -30,7 +21,6 @@ from gpclml import (
     MLP,
     ConditionalMarginalLogLikelihood,
     ConjugateGradients,
-    DeepKernel,
     DeepKernelTransfer,
     GPRegression,
     IterativePosterior,
@@ -66,36 +56,16 @@ def data(
     return x.to(device, dtype), y.to(device, dtype)
 
 
-class _Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood, kernel, mean):
-        super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = mean, kernel
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 def _network(inputs: int = 3, outputs: int = 2) -> MLP:
     return MLP([inputs, 8, outputs], nn.Tanh, generator=torch.Generator().manual_seed(1))
 
 
-KERNELS: dict[str, Callable[[torch.Size], gpytorch.kernels.Kernel]] = {
-    "rbf": lambda b: ScaleKernel(RBFKernel(ard_num_dims=3, batch_shape=b), batch_shape=b),
-    "matern_12": lambda b: ScaleKernel(MaternKernel(0.5, batch_shape=b), batch_shape=b),
-    "matern_32": lambda b: ScaleKernel(MaternKernel(1.5, batch_shape=b), batch_shape=b),
-    "matern_52": lambda b: MaternKernel(2.5, ard_num_dims=3, batch_shape=b),
-    "rq": lambda b: ScaleKernel(RQKernel(ard_num_dims=3, batch_shape=b), batch_shape=b),
-    "cosine": lambda b: ScaleKernel(CosineKernel(active_dims=(0,), batch_shape=b), batch_shape=b),
-    "polynomial": lambda b: PolynomialKernel(2, batch_shape=b),
-    "linear": lambda b: LinearKernel(batch_shape=b),
-    "sum": lambda b: (
-        ScaleKernel(RBFKernel(active_dims=(0, 1), batch_shape=b), batch_shape=b)
-        + LinearKernel(batch_shape=b)
-    ),
-    "product": lambda b: RBFKernel(active_dims=(0,), batch_shape=b) * PeriodicKernel(batch_shape=b),
-    "spectral": lambda b: SpectralMixtureKernel(2, ard_num_dims=3, batch_shape=b),
-    "deep": lambda b: DeepKernel(_network(), ScaleKernel(RBFKernel())),
-}
+KERNELS = {  # and their names among the kernels of every kind
+    "rbf": "rbf_ard", "matern_12": "matern12", "matern_32": "matern32", "matern_52": "matern52_ard",
+    "rq": "rq_ard", "cosine": "cosine", "polynomial": "polynomial", "linear": "linear",
+    "sum": "linear_and_rbf", "product": "rbf_times_periodic", "spectral": "spectral_mixture",
+    "deep": "deep",
+}  # fmt: skip
 
 CONDITIONINGS = {
     "lml": LastPoints(m=0),
@@ -105,15 +75,16 @@ CONDITIONINGS = {
     "loo": LeaveOneOut(),
     "orders": RandomOrderings(2, m=20, seed=0),
     "chosen": HeldOut([0, 3], [5], [7, 2, 9]),
-    "neighbors": NearestNeighbors(5, batch=8, seed=0),
-    "previous": NearestNeighbors(5, batch=8, order="previous", seed=0),
+    "neighbors": NearestNeighbors(5, batch=8, refresh=2, seed=0),
+    "previous": NearestNeighbors(5, batch=8, order="previous", refresh=2, seed=0),
 }
 
 
 def objective(
     device: torch.device, dtype: torch.dtype, kernel: str = "rbf", conditioning: str = "tenth",
     batch: tuple[int, ...] = (), n: int = 40, *, noise: bool = False,
-    mean: Callable[[], nn.Module] | None = None, solver: Any = "auto", missing: bool = False,
+    mean: Callable[[], gpytorch.means.Mean] | None = None, solver: Any = "auto",
+    missing: bool = False,
 ) -> tuple[ConditionalMarginalLogLikelihood, Tensor, Tensor]:  # fmt: skip
     """An objective with its points and targets."""
     x, y = data(device, dtype, n, batch=batch)
@@ -124,7 +95,9 @@ def objective(
     if missing:
         y = torch.where(torch.arange(n, device=device) % 7 == 3, torch.nan, y)
     mean_module = gpytorch.means.ConstantMean(batch_shape=shape) if mean is None else mean()
-    model = _Model(x, y, likelihood, KERNELS[kernel](shape), mean_module).to(device, dtype).train()
+    options = {"batch_shape": shape} if batch else {}
+    covariance = kernel_cases.KERNELS[KERNELS[kernel]](3, **options)
+    model = PlainGP(x, y, covariance, likelihood, mean_module).to(device, dtype).train()
     mll = ConditionalMarginalLogLikelihood(
         likelihood, model, CONDITIONINGS[conditioning], solver=solver
     )
@@ -147,7 +120,7 @@ def _step(**options: Any) -> Step:
 def _fit(optimizer: str, kernel: str, conditioning: str, **options: Any) -> Step:
     def fit(device: torch.device, dtype: torch.dtype) -> Any:
         mll, x, _ = objective(device, dtype, kernel, conditioning, **options)
-        result = fit_mll(mll, steps=15, optimizer=optimizer, progress=False)
+        result = fit_mll(mll, steps=3, optimizer=optimizer, progress=False)
         mll.model.eval()
         with torch.no_grad():
             predicted = mll.likelihood(mll.model(x[:5]))
@@ -161,7 +134,7 @@ def _botorch(make: Callable[[Tensor, Tensor], Any]) -> Step:
         x, y = data(device, dtype)
         model = make(x, y.unsqueeze(-1))
         mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
-        fit_gpytorch_mll_fused(mll, options={"maxiter": 4})
+        fit_gpytorch_mll_fused(mll, options={"maxiter": 2})
         posterior = model.eval().posterior(x[:5])
         return posterior.mean, posterior.variance
 
@@ -171,7 +144,7 @@ def _botorch(make: Callable[[Tensor, Tensor], Any]) -> Step:
 def _regression(kernel: str) -> Step:
     def fit(device: torch.device, dtype: torch.dtype) -> Any:
         model = GPRegression(*data(device, dtype), kernel, hidden=(4,))
-        fit_mll(ConditionalMarginalLogLikelihood(model.likelihood, model), steps=4, progress=False)
+        fit_mll(ConditionalMarginalLogLikelihood(model.likelihood, model), steps=2, progress=False)
         return model.predict(data(device, dtype)[0][:5])
 
     return fit
@@ -181,7 +154,7 @@ def _given_neighbors(kernel: str) -> Step:
     def fit(device: torch.device, dtype: torch.dtype) -> Any:
         model = GPRegression(*data(device, dtype), kernel, hidden=(4,))
         mll = ConditionalMarginalLogLikelihood(model.likelihood, model, CONDITIONINGS["neighbors"])
-        fit_mll(mll, "adam", steps=4, progress=False)
+        fit_mll(mll, "adam", steps=2, progress=False)
         predicted = model.predict(data(device, dtype)[0][:5], neighbors=10)
         return predicted.mean, predicted.variance
 
@@ -189,7 +162,7 @@ def _given_neighbors(kernel: str) -> Step:
 
 
 def _posterior(device: torch.device, dtype: torch.dtype) -> Any:
-    mll, x, _ = objective(device, dtype, n=200)
+    mll, x, _ = objective(device, dtype, n=60)
     posterior = IterativePosterior(mll.model.eval(), ConjugateGradients(tolerance=1e-5))
     return posterior.mean(x[:5])
 
@@ -272,7 +245,7 @@ STEPS: dict[str, Step] = {
         for c in ("lml", "tenth", "loo", "previous")
     },
     "step network mean": _step(mean=lambda: NetworkMean(_network(3, 1))),
-    "step iterative": _step(n=200, solver=ConjugateGradients(tolerance=1e-4)),
+    "step iterative": _step(n=60, solver=ConjugateGradients(tolerance=1e-4)),
     "step linear low rank": _step(kernel="linear", n=100),
     **{
         f"fit {o} {k} {c}": _fit(o, k, c)

@@ -194,6 +194,8 @@ def test_any_shape(n, m, d, batch, points_at_once, share_missing, seed):
     torch.testing.assert_close(
         prediction.distribution.covariance_matrix, reference.covariance_matrix, **close
     )
+    torch.testing.assert_close(posterior.variance(points), reference.variance, **close)
+    torch.testing.assert_close(posterior.covariance(points), reference.covariance_matrix, **close)
 
 
 def test_single_precision_agrees_with_double():
@@ -375,8 +377,10 @@ def test_bad_models():
         IterativePosterior(infinite)
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("parameter", ["outputscale", "noise", "constant"])
+@pytest.mark.parametrize(
+    ("parameter", "value"),
+    [("outputscale", torch.inf), ("noise", torch.nan), ("constant", torch.inf)],
+)
 def test_hyperparameters_that_are_not_finite_are_an_error(parameter, value):
     model = plain()
     named = {

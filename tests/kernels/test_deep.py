@@ -70,8 +70,7 @@ def test_value_and_gradient_are_those_of_the_base_kernel_on_the_features(residua
     inputs = [x, *kernel.parameters()]
     gradient = torch.autograd.grad((value * weights).sum(), inputs)
     expected = torch.autograd.grad((reference * weights).sum(), inputs)
-    for got, want in zip(gradient, expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-10)
 
 
 def test_a_network_near_zero_learns_but_one_at_zero_does_not():

@@ -82,7 +82,7 @@ def singular_in_single_precision(seed):
     return K.float() + 1e-4 * torch.eye(11)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_matrix_that_is_singular_to_its_own_rounding_is_not_factored_in_silence(seed):
     K = singular_in_single_precision(seed)
     with pytest.warns(NumericalWarning, match="singular to rounding: jitter of"):

@@ -31,8 +31,7 @@ def test_equal_tasks_have_gradients():
     pair = covariance, DenseCovariance(covariance.matrix)
     values = (K.held_out_log_density(residual, blocks) for K in pair)
     ours, theirs = (torch.autograd.grad(value, (tasks, noise)) for value in values)
-    for gradient, expected in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(gradient, expected)
+    torch.testing.assert_close(ours, theirs)
 
 
 def multitask(kernel, **options):
@@ -91,7 +90,8 @@ def test_objectives_are_those_of_the_whole_matrix(name, conditioning):
     torch.manual_seed(0)  # GPyTorch's factors start at random
     model = MODELS[name](x, y).double().train()
     if name == "missing":
-        y[..., 4, 1] = torch.nan
+        y[4, 1] = torch.nan
+        y[7] = torch.nan
     strategy = CONDITIONINGS[conditioning]
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy)
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]

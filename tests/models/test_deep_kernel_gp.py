@@ -417,8 +417,9 @@ def fitted():
 
 
 @pytest.mark.filterwarnings("ignore::botorch.exceptions.warnings.OptimizationWarning")
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(
+    ("name", "kernel"), list(zip(OBJECTIVES, (*KERNELS, *KERNELS[:2]), strict=True))
+)
 def test_every_objective_is_improved(name, kernel):
     batch_shape, m = (2,), 2
     model = moved(DeepKernelGP(*data(batch_shape, m), kernel=kernel, feature_share=0.3))

@@ -20,6 +20,8 @@ from gpclml.tables.recipes import Recipe
 
 MODELS = "--models", "linear,rbf"
 
+pytestmark = pytest.mark.usefixtures("plain_pictures")
+
 
 def content(folder):
     """What is in a folder: links as what they name, files as their bytes, folders as None."""

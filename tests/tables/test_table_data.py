@@ -119,6 +119,7 @@ def test_columns_that_are_no_time():
     assert bool(dates[1].isnan())
 
 
+@pytest.mark.usefixtures("plain_pictures")
 def test_compare_tests_on_the_latest_rows(gpclml, tmp_path):
     data, out = tmp_path / "data.csv", tmp_path / "out"
     table = dated()
@@ -191,6 +192,7 @@ def test_each_check(notes, columns, said):
     assert [note[:25] for note in filled] == ["Missing values are filled"] * ("-999" in said)
 
 
+@pytest.mark.usefixtures("plain_pictures")
 def test_copies_of_rows_are_left_out_and_said(gpclml, tmp_path):
     whole = noise(name=lambda rng: [f"person {i}" for i in range(N)])
     copied = pandas.concat([whole] * 3).sample(frac=1, random_state=0)
