@@ -37,20 +37,6 @@ from gpclml.errors import UnsupportedError
 from gpclml.gram.autograd import Evaluated, Gradients, fitted, precomputed
 from gpclml.linalg import safe_cholesky
 
-__all__ = [
-    "Block",
-    "BlockCurvature",
-    "BlockDiagonal",
-    "Diagonal",
-    "DiagonalCurvature",
-    "Factors",
-    "Full",
-    "FunctionSpace",
-    "FunctionSpaceCurvature",
-    "Kronecker",
-    "LastSoftmax",
-]
-
 _NUMBERS = 2**24  # of gradients of outputs in memory at a time
 _LARGE = 2000  # weights of a last layer from which its own way pays
 _DOUBLES = 2**20  # converted to float64 at a time, where rows are few

@@ -25,14 +25,6 @@ from gpclml.curvature.structure import (
     twice_differentiable,
 )
 
-__all__ = [
-    "layer_gradients",
-    "layer_products",
-    "output_gradients",
-    "outputs_and_gradients",
-    "sample_gradients",
-]
-
 _NUMBERS = 2**24  # of products of single points in memory at a time
 
 

@@ -37,15 +37,6 @@ from gpclml.curvature.structure import (
 from gpclml.errors import UnsupportedError
 from gpclml.linalg import symmetric_product
 
-__all__ = [
-    "LayerRecord",
-    "LinearRecord",
-    "OuterProducts",
-    "Products",
-    "record_columns",
-    "sum_over_chunks",
-]
-
 _CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 _CHANNEL_NORMS = (
     torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.GroupNorm,

@@ -25,15 +25,6 @@ from gpclml.curvature.structure import Precisions, layer_of
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.likelihoods import HeteroscedasticGaussianLikelihood, LogisticLikelihood
 
-__all__ = [
-    "GaussianWeightPrior",
-    "OutputLikelihood",
-    "check_targets_belong",
-    "gradient_columns",
-    "output_column",
-    "output_likelihood",
-]
-
 
 class GaussianWeightPrior(torch.nn.Module):
     r"""Gaussian prior of weights, :math:`w \sim \mathcal N(\mu_0, P_0^{-1})`.

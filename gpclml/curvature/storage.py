@@ -30,13 +30,6 @@ from gpclml.curvature.subspaces import LowRankCurvature, SubnetworkCurvature
 from gpclml.errors import UnsupportedError
 from gpclml.likelihoods import HeteroscedasticGaussianLikelihood, LogisticLikelihood
 
-__all__ = [
-    "content_of_curvature",
-    "content_of_likelihood",
-    "curvature_of_content",
-    "likelihood_of_content",
-]
-
 _PARTS: dict[str, tuple[Any, ...]] = {  # arguments of the constructors, which are attributes too
     "DiagonalCurvature": (DiagonalCurvature, "diagonal"),
     "BlockCurvature": (BlockCurvature, "blocks"),

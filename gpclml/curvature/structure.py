@@ -15,29 +15,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gpclml._utils.arguments import check_finite
 from gpclml.errors import ArgumentError, ModelModeError, ShapeError, UnsupportedError
 
-__all__ = [
-    "Cotangents",
-    "Curvature",
-    "Draw",
-    "Draws",
-    "OutputCovariance",
-    "Precisions",
-    "Scale",
-    "SoftmaxColumns",
-    "Structure",
-    "call_with",
-    "check_cotangents",
-    "check_mode",
-    "check_network",
-    "check_own_outputs",
-    "differing",
-    "fresh_parameters",
-    "in_single",
-    "layer_of",
-    "probe_weights",
-    "twice_differentiable",
-]
-
 Cotangents = Callable[[Tensor], Tensor]
 """Maps outputs ``(N, C)`` to columns of their curvature, ``(N, K, C)``."""
 

@@ -26,8 +26,6 @@ from gpclml.curvature.structure import (
 )
 from gpclml.errors import UnsupportedError
 
-__all__ = ["LowRank", "LowRankCurvature", "Subnetwork", "SubnetworkCurvature"]
-
 _NUMBERS = 2**24  # of gradients of the chosen weights in memory at a time
 _ROWS = 512  # beside those kept, whose largest directions are found at a time
 

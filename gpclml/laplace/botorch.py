@@ -19,8 +19,6 @@ from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 if TYPE_CHECKING:
     from gpclml.laplace.laplace import Laplace
 
-__all__ = ["LaplaceModel"]
-
 # The base that a checker needs, since it cannot know all of them without reading GPyTorch's source.
 assert issubclass(Model, torch.nn.Module)
 

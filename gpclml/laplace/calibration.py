@@ -20,17 +20,6 @@ from gpclml.evidence.sampling import laplace_conditional_log_density
 from gpclml.mlls import LaplaceEvidence
 from gpclml.models import LinearizedNetwork
 
-__all__ = [
-    "FACTORS",
-    "as_likely_as_the_network",
-    "bridged",
-    "calibrated",
-    "confident_as_the_network",
-    "factor_by_clml",
-    "scaled_outputs",
-    "validated_temperature",
-]
-
 FACTORS = tuple(10.0**k for k in range(-2, 7))
 """Factors of precisions that are tried."""
 

@@ -14,8 +14,6 @@ from gpclml._utils.arguments import checked
 from gpclml.curvature.structure import in_single
 from gpclml.errors import ArgumentError, ShapeError
 
-__all__ = ["Inputs", "NetworkData", "NetworkPoints", "TensorNetwork", "network_outputs"]
-
 Inputs = Tensor | Mapping[str, Tensor]
 """Points, ``(N, *event)``, or a dictionary of tensors with a row for each point."""
 

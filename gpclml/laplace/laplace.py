@@ -99,8 +99,6 @@ from gpclml.models import LinearizedNetwork
 if TYPE_CHECKING:
     from botorch.models.model import Model
 
-__all__ = ["Laplace"]
-
 _KIND = "gpclml.Laplace"
 _REQUIRED = {
     "network": dict, "curvature": dict, "log_precision": Tensor, "likelihood": dict, "names": list,

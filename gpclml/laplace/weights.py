@@ -14,8 +14,6 @@ from gpclml.curvature.structure import layer_of
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.laplace.inputs import network_outputs
 
-__all__ = ["chosen_parameters", "chosen_weights", "trained_only"]
-
 _NEAR = 3  # modules from an adapter's weights up to the one that has the frozen ones
 
 
