@@ -18,13 +18,15 @@ from benchmarks.speed.timing import FAILED, Row, step_memory, timed
 from gpclml.conditioning import LastPoints
 from gpclml.curvature import Diagonal, FunctionSpace, GaussianWeightPrior, Kronecker
 from gpclml.inference import evaluating
+from gpclml.kernels import MLP
+from gpclml.laplace import Laplace
 from gpclml.meta import Conv4, DeepKernelTransfer, Episodes, ImageTasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
 __all__ = [
-    "EVIDENCE_BASE", "PLAIN", "measure_evidence", "measure_few_shot",
-    "measure_training_steps",
+    "EVIDENCE_BASE", "PASSES", "PLAIN", "measure_evidence", "measure_few_shot",
+    "measure_posteriors", "measure_training_steps",
 ]  # fmt: skip
 
 EVIDENCE_BASE = "kronecker, all points"
@@ -141,8 +143,9 @@ def _passes_step(network: torch.nn.Module, x: Tensor) -> Callable[[], object]:
 
 
 def _laplace_torch_steps(
-    network: torch.nn.Module, x: Tensor, y: Tensor
+    network: torch.nn.Module, x: Tensor, y: Tensor, structure: str = ""
 ) -> dict[str, Callable[[], object]]:
+    """Fits with the evidence and its gradient; of one structure fits alone."""
     import copy
 
     import laplace
@@ -156,17 +159,21 @@ def _laplace_torch_steps(
         "laplace-torch, BackPACK": (backpack.BackPackGGN, "kron"),
         "laplace-torch, Asdl, diagonal": (asdl.AsdlGGN, "diag"),
     }
+    if structure:
+        backends = {k: (backend, structure) for k, (backend, s) in backends.items() if s == "kron"}
 
-    def step_of(backend: Any, structure: str) -> Callable[[], object]:
+    def step_of(backend: Any, kind: str) -> Callable[[], object]:
         # Backends leave hooks behind, which would slow the next one.
         module = copy.deepcopy(network)  # a backend leaves hooks behind
 
         def step() -> None:
             fitted: Any = laplace.Laplace(
-                module, "classification", subset_of_weights="all", hessian_structure=structure,
+                module, "classification", subset_of_weights="all", hessian_structure=kind,
                 backend=backend,
             )  # fmt: skip
             fitted.fit(loader)
+            if structure:
+                return
             count = len(list(module.parameters()))
             log_precision = torch.zeros(count, device=x.device, requires_grad=True)
             value = fitted.log_marginal_likelihood(log_precision.exp())
@@ -175,6 +182,52 @@ def _laplace_torch_steps(
         return step
 
     return {name: step_of(*backend) for name, backend in backends.items()}
+
+
+PASSES = "forward and gradient"
+"""Of an output with respect to the weights in the posterior."""
+
+
+def measure_posteriors(
+    problem: str = "prediction", points: int = 1000, others: bool = True,
+    *, device: str = "cpu", seconds: float = 2.0,
+) -> list[Row]:  # fmt: skip
+    """Time of a prediction, and of fits with the full curvature of a last layer, in float32.
+
+    Args:
+        problem: ``"prediction"`` at one point of a network of 2.4e7 weights, whose last layer has
+            the posterior; or fits of a linear layer, such as ``"10 x 64"`` of 10 classes and 64
+            features.
+        points: Number of training points.
+        others: laplace-torch too, where it is installed.
+        device: Where.
+        seconds: That the rounds may take.
+    """
+    generator = torch.Generator().manual_seed(0)
+    predicts = problem == "prediction"
+    sizes = [1000, 4000, 4000, 1000, 1] if predicts else [*map(int, problem.split(" x "))][::-1]
+    network = MLP(sizes, generator=generator).to(device).eval()
+    x = torch.randn(points, sizes[0], generator=generator).to(device)
+    if predicts:
+        posterior = Laplace(network, "regression").fit((x[:50], x[:50, :1]), precision=1.0)
+        last = list(network.parameters())[-2:]
+        steps: dict[str, Callable[[], object]] = {
+            PASSES: lambda: torch.autograd.grad(network(x[:1]).sum(), last),
+            "prediction": lambda: posterior.predict(x[:1]),
+        }
+        return timed(steps, device, seconds, base=PASSES)
+    with torch.no_grad():  # labels drawn from the softmax of outputs
+        noise = -(-torch.rand(points, sizes[-1], generator=generator).log()).log()
+        y = (10 * network(x) + noise.to(device)).argmax(1)
+
+    def fit(**options: Any) -> None:
+        Laplace(network, "classification", structure="full").fit((x, y), **options)
+
+    given = "precisions given"
+    steps = {given: lambda: fit(precision=1.0), "precisions by the evidence": fit}
+    if others and importlib.util.find_spec("laplace") is not None:
+        steps |= _laplace_torch_steps(network, x, y, "full")
+    return timed(steps, device, seconds, base=given)
 
 
 _FEATURES, _WAYS = 64, 5

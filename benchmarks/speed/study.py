@@ -111,6 +111,13 @@ MEASUREMENTS: Mapping[str, Measurement] = {
         f"Value and gradient in the precisions of all parameter tensors, images in ten classes. "
         f"{_TIMES}",
     ),
+    "posteriors": Measurement(
+        networks.measure_posteriors, {"problem": ("prediction", "10 x 64", "100 x 100")},
+        "Laplace posteriors of last layers",
+        "A prediction of a network of 2.4e7 weights; fits with the full curvature of a linear "
+        "layer, classes x features, of 1,000 points; laplace-torch without its search of "
+        f"precisions. {_TIMES}",
+    ),
     "neighbours": Measurement(
         neighbours.measure_neighbors,
         {"n": (10_000, 100_000, 1_000_000), "dimensions": (4, 8, 20), "memory": (True,)},

@@ -1,11 +1,12 @@
 """Subnetworks, curvature of low rank, and data added later: against dense algebra by autograd."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gpytorch.likelihoods import MultitaskGaussianLikelihood
+from gpytorch.likelihoods import MultitaskGaussianLikelihood, StudentTLikelihood
 from torch import nn
 from torch.func import functional_call, jacrev
 
@@ -16,7 +17,7 @@ from gpclml import (
     LinearizedNetwork,
     fit_online,
 )
-from gpclml.curvature import Full, LowRank
+from gpclml.curvature import Full, LowRank, blocks
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.fit import fit_hyperparameters
 from gpclml.likelihoods import HeteroscedasticGaussianLikelihood, LogisticLikelihood
@@ -89,16 +90,24 @@ def test_covariances_to_twelve_digits(classifier, regressor):
     """Of each likelihood: errors of float64 relative to the largest entry."""
     delta = 0.7
     heteroscedastic = nn.Sequential(regressor, nn.Linear(1, 2).double()).eval()
+    student, noises = (
+        StudentTLikelihood().double(),
+        MultitaskGaussianLikelihood(2, rank=0, has_global_noise=False).double(),
+    )
+    student.noise, noises.task_noises = 0.3, torch.tensor([0.2, 0.7], dtype=torch.float64)
     logit = nn.Sequential(classifier, nn.Linear(3, 1).double()).eval()
     cases = [
         (classifier, "classification", LABELS, None),
         (logit, LogisticLikelihood().double(), (LABELS > 0).long(), "logit"),
         (heteroscedastic, HeteroscedasticGaussianLikelihood().double(), Y, "fisher"),
+        (regressor, student, Y, "student"),
+        (heteroscedastic, noises, torch.stack([Y, 1 - Y], 1), "noises"),
     ]
     for network, likelihood, target, kind in cases:
         posterior = Laplace(network, likelihood, weights="all", structure="full")
         posterior.fit((X, target), precision=delta)
         rows, f = jacobian(network, X), network(X).detach()
+        fitted: Any = posterior.likelihood
         if kind == "logit":
             p = f.sigmoid()
             middle = (p * (1 - p)).unsqueeze(-1)
@@ -106,6 +115,11 @@ def test_covariances_to_twelve_digits(classifier, regressor):
             middle = torch.diag_embed(
                 torch.stack([(-f[:, 1]).exp(), torch.full_like(f[:, 1], 0.5)], 1)
             )
+        elif kind == "student":  # (ν + 1) / (ν + 3) of a Gaussian's
+            nu, noise = fitted.deg_free.detach(), fitted.noise.detach()
+            middle = ((nu + 1) / ((nu + 3) * noise)).reshape(1, 1, 1).expand(len(f), 1, 1)
+        elif kind == "noises":
+            middle = (1 / fitted.task_noises.detach()).diag().expand(len(f), 2, 2)
         else:
             p = f.softmax(-1)
             middle = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
@@ -119,10 +133,31 @@ def test_covariances_to_twelve_digits(classifier, regressor):
         ratio -= len(H) * math.log(delta)
         evidence = posterior.log_marginal_likelihood()
         squares = sum(p.detach().square().sum() for p in network.parameters())
-        density = posterior._fitted()._likelihood().log_density(f, target).sum()
+        density = posterior._fitted()._likelihood().log_density(f, target).sum().detach()
         assert float(evidence) == pytest.approx(
             float(density - 0.5 * delta * squares) - 0.5 * ratio, rel=1e-12
         )
+
+
+def test_a_last_softmax_layer_to_twelve_digits(monkeypatch):
+    """By Woodbury's identity, which is for large layers."""
+    monkeypatch.setattr(blocks, "_LARGE", 10)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 9)).double().eval()
+    x, y = X[:20], torch.arange(20) % 9
+    posterior = Laplace(network, "classification", structure="full").fit((x, y), precision=0.7)
+    assert type(posterior._fitted().curvature).__name__ == "LastSoftmax"
+    H = curvature(network, x)[15:, 15:]
+    H += 0.7 * torch.eye(len(H), dtype=H.dtype)
+    rows = jacobian(network, NEW).flatten(0, 1)[:, 15:]
+    expected = covariance_in_long_double(H, rows)
+    joint = posterior.output_distribution(NEW, joint=True).covariance_matrix.detach()
+    assert float((joint - expected).abs().max() / expected.abs().max()) < 1e-12
+    ratio = 2 * float(np.log(np.diag(cholesky_in_long_double(H))).sum())
+    squares = sum(p.detach().square().sum() for p in network[2].parameters())
+    density = -nn.functional.cross_entropy(network(x), y, reduction="sum").item()
+    nats = density - 0.5 * (0.7 * float(squares) + ratio - len(H) * math.log(0.7))
+    assert posterior.log_evidence == pytest.approx(nats, rel=1e-12)
 
 
 def chosen_weights(network, count=15):
