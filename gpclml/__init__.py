@@ -18,9 +18,9 @@ that ``import gpclml`` itself imports nothing. Everything else is in the package
 
 from __future__ import annotations
 
-import importlib
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gpclml._utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from gpclml.conditioning import (
@@ -132,15 +132,7 @@ _ROOMS = (
 )  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    """A room, or a name that one offers, imported when it is first asked for."""
-    if name in _ROOMS:
-        return importlib.import_module(f"gpclml.{name}")
-    if name in __all__:
-        rooms = (importlib.import_module(f"gpclml.{room}") for room in _ROOMS)
-        return next(getattr(room, name) for room in rooms if name in room.__all__)
-    message = f"module 'gpclml' has no attribute {name!r}"
-    raise AttributeError(message, name=name, obj=sys.modules[__name__])
+__getattr__ = lazy_names(__name__, __all__, _ROOMS)
 
 
 def __dir__() -> list[str]:

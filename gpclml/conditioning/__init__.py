@@ -5,7 +5,9 @@ or given rows drawn beside it. Indices are on the CPU, so that a seed gives the 
 device.
 """
 
-from gpclml.conditioning.batches import as_orders, partition_at_random, partition_by_class
+from typing import TYPE_CHECKING
+
+from gpclml._utils.lazy import lazy_names
 from gpclml.conditioning.neighbours import NearestNeighbors
 from gpclml.conditioning.strategies import (
     Conditioning,
@@ -17,6 +19,9 @@ from gpclml.conditioning.strategies import (
     RandomOrderings,
     Split,
 )
+
+if TYPE_CHECKING:
+    from gpclml.conditioning.batches import as_orders, partition_at_random, partition_by_class
 
 __all__ = [
     "Conditioning",
@@ -32,3 +37,6 @@ __all__ = [
     "partition_at_random",
     "partition_by_class",
 ]
+
+# Objectives of GPs need no batches of data.
+__getattr__ = lazy_names(__name__, __all__, ["strategies", "neighbours", "batches"])
