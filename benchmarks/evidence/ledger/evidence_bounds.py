@@ -170,18 +170,11 @@ def run_bounds(cell: Mapping[str, Any]) -> dict[str, Any]:
             for value_of_precision in (precision,) if turned else grid:
                 with torch.no_grad():
                     mll.model.prior.log_precision.fill_(math.log(value_of_precision))
-                    curves.setdefault(name, []).append(
-                        _mean(evidences, [float(p()) for p in evidences])
-                    )
+                    values = [float(value_of_batch()) for value_of_batch in evidences]
+                    curves.setdefault(name, []).append(_mean(evidences, values))
                     if blocks := _blocks_of(name):
-                        layered = _mean(
-                            evidences,
-                            [
-                                _layered_evidence(evidence_of_batch, mll)
-                                for evidence_of_batch in evidences
-                            ],
-                        )
-                        curves.setdefault(blocks, []).append(layered)
+                        layered = [_layered_evidence(batch, mll) for batch in evidences]
+                        curves.setdefault(blocks, []).append(_mean(evidences, layered))
     return {
         "estimators": list(curves), "curves": list(curves.values()), "learned": learned,
         "seconds": [seconds.get(name, math.nan) for name in curves],

@@ -143,17 +143,12 @@ def _fourier_model(kind: tuple[int, int], x: Tensor, y: Tensor) -> BayesianLinea
 
 def _fourier_claims(cells: pandas.DataFrame) -> list[Claim]:
     is_paper = (cells["weights_seed"] == _PAPER_SEEDS[0]) & (cells["seed"] == _PAPER_SEEDS[1])
-    others = cells[~is_paper]
-    tried = (
-        {f"{len(others)} data sets of other seeds": _on_other_data(others)} if len(others) else {}
-    )
-    if not is_paper.any():
-        return [together(tried)]
-    row = cells[is_paper].iloc[0]
-    return [
-        together({"the data of the figure": _preferences(row), **tried}),
-        _figures(row), _text_prior(row), _crossing(row), _increments(row),
-    ]  # fmt: skip
+    others, row = cells[~is_paper], cells[is_paper].iloc[0]
+    tried = {
+        "the data of the figure": _preferences(row),
+        f"{len(others)} data sets of other seeds": _on_other_data(others),
+    }
+    return [together(tried), _figures(row), _text_prior(row), _crossing(row), _increments(row)]
 
 
 def _clml_error(row: pandas.Series, name: str) -> float:
@@ -355,12 +350,6 @@ def _criteria(frequencies: int, x: Tensor, y: Tensor, cell: Mapping[str, Any]) -
     }
 
 
-def _criteria_claims(cells: pandas.DataFrame) -> list[Claim]:
-    ranks = {name: rank_correlations(cells[name], cells["test"]) for name in _CRITERIA}
-    lost = {name: _lost(cells, name) for name in _CRITERIA}
-    return [_guides(ranks, lost), _evidence_and_bic(cells)]
-
-
 def _lost(cells: pandas.DataFrame, name: str) -> NDArray[np.float64]:
     """Test density below that of the best model, by each choice."""
     test = array(cells["test"])
@@ -369,7 +358,9 @@ def _lost(cells: pandas.DataFrame, name: str) -> NDArray[np.float64]:
     return test.max(1) - chosen
 
 
-def _guides(ranks: dict[str, Any], lost: dict[str, Any]) -> Claim:
+def _guides(cells: pandas.DataFrame) -> Claim:
+    ranks = {name: rank_correlations(cells[name], cells["test"]) for name in _CRITERIA}
+    lost = {name: _lost(cells, name) for name in _CRITERIA}
     scores = "; ".join(
         f"{label} {with_error(ranks[name], 2)}, {with_error(lost[name], 4)}"
         for name, label in _CRITERIA.items()
@@ -431,7 +422,7 @@ def _draw_criteria(cells: pandas.DataFrame, figure: Figure) -> None:
 
 CRITERIA = Experiment(
     "criteria", "Criteria of the training data as guides", _criteria_cells, run_criteria,
-    _criteria_claims, _draw_criteria,
+    claims_by(_guides, _evidence_and_bic), _draw_criteria,
 )  # fmt: skip
 """Beside Lotfi et al. (2022)."""
 

@@ -19,6 +19,7 @@ from benchmarks.evidence.ledger.claims import (
     array,
     claims_by,
     graded,
+    mean_and_error,
     with_error,
 )
 from gpclml.evaluation import log_marginal_likelihood
@@ -99,8 +100,7 @@ def _penalty(cells: pandas.DataFrame) -> Claim:
     lml = array(cells["lml"])
     lost = lml[..., _TRUE - 1] - lml[..., -1]  # by all the columns that say nothing
     slopes = np.polyfit(np.log(sizes), lost.T, 1)[0] / (_COLUMNS - _TRUE)
-    # One data set has no error: anything agrees with it.
-    error = slopes.std(ddof=1) / math.sqrt(len(slopes)) if len(slopes) > 1 else math.inf
+    error = mean_and_error(slopes)[1]
     return _claim(
         "Each parameter that is not needed costs half the logarithm of n.",
         "1/2 (Schwarz 1978)",

@@ -251,11 +251,8 @@ def _tightness(rows: pandas.DataFrame) -> Claim:
     lines, tighter = [], []
     for n, lml, clml in zip(rows["num_data"], rows["lml_bound"], rows["clml_bound"], strict=True):
         # Widths at which seeing half of the data pays.
-        tighter_widths = [
-            lml_value > clml_value for lml_value, clml_value in zip(lml, clml, strict=True)
-        ]
-        tighter.append(sum(tighter_widths))
-        lines.append(f"n={n:g} {sum(tighter_widths)} of {len(tighter_widths)}")
+        tighter.append(int(np.greater(lml, clml).sum()))
+        lines.append(f"n={n:g} {tighter[-1]} of {len(lml)}")
     last = rows.iloc[-1]
     lml, clml, risk = (last[name][-1] for name in ("lml_bound", "clml_bound", "risk"))
     return Claim(
