@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas
+from numpy.typing import ArrayLike
 from scipy.stats import t as student_t
 
 from benchmarks.runner import package_versions
 from gpclml.errors import DataError
-
-if TYPE_CHECKING:
-    import pandas
-    from numpy.typing import ArrayLike
 
 __all__ = [
     "code", "command_lines", "describe_cells", "mean_and_error", "print_tables", "read_rows",
@@ -129,8 +128,6 @@ def write_rows(done: pandas.DataFrame, path: str | os.PathLike[str], about: Sequ
     Raises:
         DataError: The file cannot be written.
     """
-    import gzip
-
     table = spread_rows(done.drop(columns=[name for name in done if name.startswith("_")]))
     table = table.map(_value)
     data = ("".join(f"# {line}\n" for line in about) + table.to_csv(index=False)).encode()
@@ -148,8 +145,6 @@ def read_rows(paths: Iterable[str | os.PathLike[str]]) -> pandas.DataFrame:
     Raises:
         DataError: A file cannot be read, or has no cells of an objective.
     """
-    import pandas
-
     tables = []
     for path in paths:
         try:
@@ -163,8 +158,6 @@ def read_rows(paths: Iterable[str | os.PathLike[str]]) -> pandas.DataFrame:
 
 def spread_rows(done: pandas.DataFrame) -> pandas.DataFrame:
     """A row for each entry of the lists in the column ``rows``, if there are, beside its cell's."""
-    import pandas
-
     if "rows" not in done:
         return done
     cells = done.to_dict("records")
@@ -183,7 +176,6 @@ def print_tables(
 
     The CSV file is written after each table, so that a long run that is stopped keeps what it has.
     """
-    import pandas
     import torch
 
     torch.set_num_threads(threads)

@@ -11,10 +11,12 @@ from functools import partial
 from inspect import signature
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from unittest import mock
 
+import pandas
 import typer
+from pandas.api.types import is_numeric_dtype
 
 from benchmarks._options import (
     CsvFile,
@@ -37,9 +39,6 @@ from benchmarks.runner import (
     run_grid,
 )
 from gpclml.errors import DataError
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = ["Study", "Sweep"]
 
@@ -205,9 +204,6 @@ class Study:
         self, done: pandas.DataFrame, path: str | os.PathLike[str], options: Mapping[str, Any]
     ) -> tuple[pandas.DataFrame, list[str]]:
         """The cells with those of an earlier CSV file, and the lines at the head of that."""
-        import pandas
-        from pandas.api.types import is_numeric_dtype
-
         try:
             earlier = pandas.read_csv(path, comment="#")
             with (gzip.open if str(path).endswith(".gz") else open)(path, "rt") as file:

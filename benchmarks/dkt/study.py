@@ -26,7 +26,6 @@ from benchmarks.dkt.cells import (
     label,
     run_cell,
     run_together,
-    size,
 )
 from benchmarks.dkt.studies import STUDIES, study_named
 from benchmarks.runner import Batches
@@ -241,7 +240,7 @@ STUDY = Study(
     reporting="means over seeds, and the CLML less the LML by seed.",
     grid=make_grid,
     cell=run_cell,
-    batches=Batches(run_together, label, size),
+    batches=Batches(run_together, label, lambda _: 3),  # studies of one training, at most
     needed=("study", "shots", "kernel", "objective", "interval"),
     label="{study} shots={shots} {kernel} {objective} seed {seed}",
     stand_in="Without files: --study digits, images that come with scikit-learn; or --study "

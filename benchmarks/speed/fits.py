@@ -260,7 +260,7 @@ def _large_kernel(name: str, d: int) -> gpytorch.kernels.Kernel:
 
 def measure_large_fits(
     n: int, kernel: str = "matern 5/2", method: str = "LML", data: str = "kin40k",
-    *, device: str = "cpu", seconds: float = 2.0,
+    *, device: str = "cpu",
 ) -> list[Row]:  # fmt: skip
     """One exact fit of ``GPRegression`` by a line search, and its scores on up to 5000 other rows.
 
@@ -271,7 +271,6 @@ def measure_large_fits(
             objective under the same search.
         data: A table, or ``"drawn"``.
         device: Where.
-        seconds: Not used: there is one fit.
     """
     if method not in _LARGE_OBJECTIVES:
         raise UnknownNameError("method", method, _LARGE_OBJECTIVES)
@@ -341,17 +340,13 @@ _CLEAR = 0.02  # nats a row
 _LEAST_TESTED, _MOST_TESTED = 30, 500
 
 
-def measure_predictions(
-    table: str, n: int, subset: int = 0, *, device: str = "cpu", seconds: float = 2.0
-) -> list[Row]:
+def measure_predictions(table: str, n: int, subset: int = 0) -> list[Row]:
     """Fits of BoTorch's ``SingleTaskGP`` by both optimizers, from the same start on the same rows.
 
     Args:
         table: Name of a table.
         n: Number of training rows.
         subset: Seed of the random subset of rows.
-        device: The CPU.
-        seconds: Not used: there is one fit of each.
 
     Returns:
         One row: of both optimizers the negative log density of test rows (``nll``, in nats) and
@@ -437,7 +432,7 @@ def summarize_predictions(rows: pd.DataFrame) -> pd.DataFrame:
 
 def measure_loops(
     function: str, evaluations: int = 50, start: int = 0, restarts: int = 10,
-    raw_samples: int = 512, *, device: str = "cpu", seconds: float = 2.0,
+    raw_samples: int = 512,
 ) -> list[Row]:  # fmt: skip
     """Loops of a fit of ``SingleTaskGP`` and a search of ``LogExpectedImprovement``.
 
@@ -449,8 +444,6 @@ def measure_loops(
         start: Seed of the initial points.
         restarts: Starts of the acquisition's search.
         raw_samples: Points that they are chosen from.
-        device: The CPU.
-        seconds: Not used: each loop runs once.
 
     Returns:
         A row an optimizer of fits, BoTorch's and ours: seconds in ``fits``, in the ``acquisition``
