@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.data import TrainTestSplit, load, split, subset
 from benchmarks.tables.scores import attempt, normal, score
-from benchmarks.uci.training import has_fixed_steps, make_objective, noting_failed_fits, train
+from benchmarks.uci.training import make_objective, noting_failed_fits, optimizer_for, train
 from gpclml.errors import ArgumentError, DataError
 from gpclml.fit import fit_batch, suggest_batch_size
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -156,7 +156,8 @@ def batch_label(cell: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def most_in_batch(cell: Mapping[str, Any]) -> int:
     """How many cells like this one are best trained together; 1 for those that cannot be."""
-    fixed = has_fixed_steps(cell["kernel"], cell["mean"])
+    # The residual deep kernel chooses its number of steps.
+    fixed = optimizer_for(cell["kernel"], cell["mean"]) == "adam" and cell["kernel"] != "deep"
     if not fixed or cell["objective"] == "lml-subset":  # whose points others do not condition on
         return 1
     return suggest_batch_size(cell["n"], cell["device"])

@@ -172,7 +172,9 @@ def run_bounds(cell: Mapping[str, Any]) -> dict[str, Any]:
                     mll.model.prior.log_precision.fill_(math.log(value_of_precision))
                     values = [float(value_of_batch()) for value_of_batch in evidences]
                     curves.setdefault(name, []).append(_mean(evidences, values))
-                    if blocks := _blocks_of(name):
+                    if name.startswith("kernel") and name.endswith("random, all"):
+                        # With a block for each layer: from what the whole batch has computed.
+                        blocks = name.replace("kernel", "block")
                         layered = [_layered_evidence(batch, mll) for batch in evidences]
                         curves.setdefault(blocks, []).append(_mean(evidences, layered))
     return {
@@ -196,14 +198,6 @@ def _plans(y: Tensor, draws: int, seed: int) -> Iterator[tuple[str, str, list[Te
         order = torch.randperm(len(batches), generator=generator)[:draws].tolist()
         chosen = [batches[index] for index in order]
         yield f"{structure}, {fraction:g}, {partition}, {outputs}", structure, chosen, outputs
-
-
-def _blocks_of(estimate: str) -> str:
-    """The name of the estimate with a block for each layer, where it is computed beside one."""
-    structure, *_, partition, outputs = estimate.split(", ")
-    if (structure, partition, outputs) != ("kernel", "random", "all"):
-        return ""
-    return estimate.replace("kernel", "block")
 
 
 def _mean(evidences: list[LaplaceEvidence], values: Sequence[float]) -> float:
