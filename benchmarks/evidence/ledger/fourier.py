@@ -302,11 +302,6 @@ _MOST = 15  # frequencies
 _criteria_claim = partial(Claim, "beside Lotfi et al. 2022")
 
 
-def _criteria_cells() -> list[dict[str, Any]]:
-    common = {"orders": 200, "draws": 2000}
-    return [common | {"seed": seed} for seed in range(100, 140)]
-
-
 def run_criteria(cell: Mapping[str, Any]) -> dict[str, Any]:
     """Criteria of Fourier models of 1 to 15 frequencies, on the problem of ``fourier``.
 
@@ -421,8 +416,9 @@ def _draw_criteria(cells: pandas.DataFrame, figure: Figure) -> None:
 
 
 CRITERIA = Experiment(
-    "criteria", "Criteria of the training data as guides", _criteria_cells, run_criteria,
-    claims_by(_guides, _evidence_and_bic), _draw_criteria,
+    "criteria", "Criteria of the training data as guides",
+    lambda: [{"orders": 200, "draws": 2000, "seed": seed} for seed in range(100, 140)],
+    run_criteria, claims_by(_guides, _evidence_and_bic), _draw_criteria,
 )  # fmt: skip
 """Beside Lotfi et al. (2022)."""
 
@@ -434,11 +430,6 @@ _FREQUENCIES, _FEW_FREQUENCIES = 9, 3
 _CURVE_NOISE = 0.5
 _VAGUE = 1e4
 _curves_claim = partial(Claim, "Lotfi et al. 2022, Eq. 5, and the argument of Figure 4")
-
-
-def _curves_cells() -> list[dict[str, Any]]:
-    common = {"points": 2000, "orders": 100}
-    return [common | {"seed": seed} for seed in range(20)]
 
 
 def run_curves(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -558,6 +549,7 @@ def _draw_curves(cells: pandas.DataFrame, figure: Figure) -> None:
 
 
 CURVES = Experiment(
-    "learning-curves", "The first points decide the evidence", _curves_cells, run_curves,
+    "learning-curves", "The first points decide the evidence",
+    lambda: [{"points": 2000, "orders": 100, "seed": seed} for seed in range(20)], run_curves,
     claims_by(_first_terms, _reversed), _draw_curves,
 )  # fmt: skip

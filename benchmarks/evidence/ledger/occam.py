@@ -34,10 +34,6 @@ _SOURCE = "Lotfi et al. 2022, Section 3"
 _claim = partial(Claim, _SOURCE)
 
 
-def _cells() -> list[dict[str, Any]]:
-    return [{"seed": seed, "sizes": _SIZES} for seed in range(100)]
-
-
 def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     """Dimensions that the evidence chooses, of linear models and of principal components.
 
@@ -142,7 +138,8 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 
 
 EXPERIMENT = Experiment(
-    "occam", "What the evidence is for: the true dimension", _cells, run_cell,
+    "occam", "What the evidence is for: the true dimension",
+    lambda: [{"seed": seed, "sizes": _SIZES} for seed in range(100)], run_cell,
     claims_by(_nested, _penalty, _components), _draw,
 )  # fmt: skip
 """Lotfi et al. (2022), Section 3."""
