@@ -20,13 +20,7 @@ from benchmarks._options import (
 )
 from benchmarks._tables import section, table, with_error, with_interval
 from benchmarks.dkt.baselines import BASELINES
-from benchmarks.dkt.cells import (
-    BASELINE,
-    OBJECTIVES,
-    label,
-    run_cell,
-    run_together,
-)
+from benchmarks.dkt.cells import BASELINE, OBJECTIVES, label, run_cell, run_together
 from benchmarks.dkt.studies import STUDIES, study_named
 from benchmarks.runner import Batches
 from benchmarks.study import Study

@@ -27,6 +27,7 @@ from benchmarks.tables.large_methods import LARGE_METHODS, OURS, Effort
 from benchmarks.tables.peers import missing
 from benchmarks.tables.report import case_means, described, standing, win_table
 from benchmarks.tables.scores import METRICS, Array, score
+from benchmarks.tables.study import Methods, Splits
 from gpclml.errors import ArgumentError, DataError
 
 __all__ = ["LARGE", "TABLES", "make_large_grid", "measure", "run_large_cell", "split_rows"]
@@ -128,12 +129,8 @@ def run_large_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_large_grid(
     tables: Annotated[tuple[str, ...], Option(help="Tables, comma-separated."), names] = TABLES,
-    splits: Annotated[int, Option(min=1, help="Number of random splits, 0, 1, ....")] = 1,
-    methods: Annotated[
-        tuple[str, ...] | None,
-        Option(help="Methods, comma-separated; all whose packages are installed."),
-        names,
-    ] = None,
+    splits: Splits = 1,
+    methods: Methods = None,
     rows: Annotated[int | None, Option(min=50, help="Most training rows, to try it.")] = None,
     effort: Annotated[float, Option(help="Processor seconds of training step by step.")] = 240.0,
     steps: Annotated[
