@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas
+from numpy.typing import ArrayLike
 from scipy.stats import t as student_t
 
 from benchmarks.runner import package_versions
 from gpclml.errors import DataError
 
-if TYPE_CHECKING:
-    import pandas
-    from numpy.typing import ArrayLike
-
 __all__ = [
-    "code", "command_lines", "describe_cells", "mean_and_error", "print_tables", "read_rows",
-    "section", "spread_rows", "table", "with_error", "with_interval", "write_rows",
+    "code", "command_lines", "describe_cells", "mean_and_error", "print_tables", "read_csv",
+    "read_rows", "section", "spread_rows", "table", "with_error", "with_interval", "write_csv",
+    "write_rows",
 ]  # fmt: skip
 
 _PACKAGES = ("gpclml", "torch", "gpytorch", "botorch", "python")
@@ -117,9 +118,7 @@ def _listed(values: pandas.Series) -> str:
 def write_rows(done: pandas.DataFrame, path: str | os.PathLike[str], about: Sequence[str]) -> None:
     """Writes a row for each cell, its configuration and then its metrics, as CSV.
 
-    Numbers have six significant digits, lists are separated by spaces. Lines in front that begin
-    with ``#`` say what made the file; ``pandas.read_csv(path, comment="#")`` passes over them. The
-    same cells give the same bytes.
+    Numbers have six significant digits, lists are separated by spaces.
 
     Args:
         done: Finished cells; columns that begin with an underscore are left out.
@@ -129,10 +128,19 @@ def write_rows(done: pandas.DataFrame, path: str | os.PathLike[str], about: Sequ
     Raises:
         DataError: The file cannot be written.
     """
-    import gzip
-
     table = spread_rows(done.drop(columns=[name for name in done if name.startswith("_")]))
-    table = table.map(_value)
+    write_csv(table.map(_value), path, about)
+
+
+def write_csv(table: pandas.DataFrame, path: str | os.PathLike[str], about: Sequence[str]) -> None:
+    """Writes a table, compressed where the name of the file ends in ``.gz``.
+
+    Lines in front that begin with ``#`` say what made the file; ``pandas.read_csv(path,
+    comment="#")`` passes over them. The same table gives the same bytes.
+
+    Raises:
+        DataError: The file cannot be written.
+    """
     data = ("".join(f"# {line}\n" for line in about) + table.to_csv(index=False)).encode()
     try:
         # No time of day: the same cells give the same bytes.
@@ -142,14 +150,20 @@ def write_rows(done: pandas.DataFrame, path: str | os.PathLike[str], about: Sequ
         raise DataError(f"{path}: cannot be written ({error}). Name another file.") from error
 
 
+def read_csv(path: str | os.PathLike[str]) -> tuple[pandas.DataFrame, list[str]]:
+    """The table of a file of :func:`write_csv`, and the lines in front."""
+    with (gzip.open if str(path).endswith(".gz") else open)(path, "rt") as file:
+        lines = list(takewhile(lambda line: line.startswith("#"), file))
+    table = pandas.read_csv(path, comment="#")
+    return table, [line.removeprefix("# ").rstrip() for line in lines]
+
+
 def read_rows(paths: Iterable[str | os.PathLike[str]]) -> pandas.DataFrame:
     """The rows of several files that :func:`write_rows` wrote, together.
 
     Raises:
         DataError: A file cannot be read, or has no cells of an objective.
     """
-    import pandas
-
     tables = []
     for path in paths:
         try:
@@ -163,8 +177,6 @@ def read_rows(paths: Iterable[str | os.PathLike[str]]) -> pandas.DataFrame:
 
 def spread_rows(done: pandas.DataFrame) -> pandas.DataFrame:
     """A row for each entry of the lists in the column ``rows``, if there are, beside its cell's."""
-    import pandas
-
     if "rows" not in done:
         return done
     cells = done.to_dict("records")
@@ -183,7 +195,6 @@ def print_tables(
 
     The CSV file is written after each table, so that a long run that is stopped keeps what it has.
     """
-    import pandas
     import torch
 
     torch.set_num_threads(threads)

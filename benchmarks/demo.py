@@ -21,7 +21,7 @@ from sklearn.neural_network import MLPRegressor
 from torch.distributions import Normal
 from typer import Option
 
-from benchmarks._figures import new_figure, save_figure
+from benchmarks._figures import PALETTE, new_figure, save_figure
 from benchmarks._options import errors_as_text
 from benchmarks._tables import mean_and_error, with_error
 from gpclml.conditioning import LastPoints
@@ -45,7 +45,6 @@ _MODELS = "linear,rbf,matern,rq"  # of the table; the stack and the trees come w
 _NUM_TEST = 600
 _LARGEST = 45.0  # degrees
 _FONT = 10  # points, of all text in the figure
-_FIRST = "#0072B2"  # blue of Okabe and Ito, told from grey with any kind of colour vision
 
 
 def turned_digits(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -221,7 +220,7 @@ def _draw(angles: pd.DataFrame, path: Path) -> None:
     axes = figure.add_subplot(grid[:, 2:])
     for k, (_, rows) in enumerate(angles.groupby("method", sort=False)):
         mean, error = mean_and_error(rows.error)
-        axes.barh(k, mean, color=_FIRST if k == 0 else "0.8", height=0.7)
+        axes.barh(k, mean, color=PALETTE[0] if k == 0 else "0.8", height=0.7)
         axes.plot(rows.error, len(rows) * [k], "ok", markersize=4, markeredgecolor="w")
         ink = "w" if k == 0 else "k"
         label = f"{mean:.1f}° ± {error:.1f}°"

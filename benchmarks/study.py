@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from unittest import mock
 
+import pandas
 import typer
+from pandas.api.types import is_numeric_dtype
 
 from benchmarks._options import (
     CsvFile,
@@ -26,7 +26,7 @@ from benchmarks._options import (
     options_of,
     read_options,
 )
-from benchmarks._tables import code, describe_cells, section, write_rows
+from benchmarks._tables import code, describe_cells, read_csv, section, write_rows
 from benchmarks.data.files import VARIABLE
 from benchmarks.runner import (
     Batches,
@@ -37,9 +37,6 @@ from benchmarks.runner import (
     run_grid,
 )
 from gpclml.errors import DataError
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = ["Study", "Sweep"]
 
@@ -205,18 +202,13 @@ class Study:
         self, done: pandas.DataFrame, path: str | os.PathLike[str], options: Mapping[str, Any]
     ) -> tuple[pandas.DataFrame, list[str]]:
         """The cells with those of an earlier CSV file, and the lines at the head of that."""
-        import pandas
-        from pandas.api.types import is_numeric_dtype
-
         try:
-            earlier = pandas.read_csv(path, comment="#")
-            with (gzip.open if str(path).endswith(".gz") else open)(path, "rt") as file:
-                lines = list(takewhile(lambda line: line.startswith("#"), file))
+            earlier, lines = read_csv(path)
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: no rows of an earlier report ({error}).") from error
         if not set(self.needed) <= set(earlier.columns):
             raise DataError(f"{path}: rows of another benchmark.")
-        versions = {line.rpartition("; code ")[2].rstrip() for line in lines if "; code " in line}
+        versions = {line.rpartition("; code ")[2] for line in lines if "; code " in line}
         # Of another version only whole methods may stand beside those of this one.
         same = versions == set(done["_code_version"])
         columns = list(self.apart if same else self.apart[:1])
@@ -229,7 +221,7 @@ class Study:
         # An empty text is no missing value: a failure that did not happen.
         texts = [name for name in merged if not is_numeric_dtype(merged[name])]
         merged = merged.fillna(dict.fromkeys(texts, ""))
-        return merged, [said, *(line.removeprefix("# ").rstrip() for line in lines)]
+        return merged, [said, *lines]
 
     def _failure(self, row: Mapping[Any, Any]) -> str:
         message = row["_error_message"].splitlines() or [""]

@@ -41,7 +41,7 @@ from gpclml.models import GPRegression
 __all__ = [
     "BASELINE", "LOOK_EVERY", "OBJECTIVES", "VALIDATION_TASKS", "ClassifiedImages",
     "conditioning", "label", "nearest_neighbour_accuracy", "plain_gp_scores", "run_cell",
-    "run_together", "size", "test_scores", "train_baseline",
+    "run_together", "test_scores", "train_baseline",
 ]  # fmt: skip
 
 
@@ -50,7 +50,6 @@ BASELINE = "pixels"
 OBJECTIVES = ("lml", "clml", "clml-half")
 
 VALIDATION_TASKS, LOOK_EVERY = 100, 500
-_TARGETS = 3  # studies of one training, at most
 
 Model = DeepKernelTransfer | Baseline
 
@@ -129,11 +128,6 @@ def label(cell: Mapping[str, Any]) -> Hashable:
     """Equal for cells that :func:`run_together` can compute together."""
     others = sorted((name, value) for name, value in cell.items() if name != "study")
     return study_named(cell["study"]).training, tuple(others)
-
-
-def size(cell: Mapping[str, Any]) -> int:
-    """How many cells to compute together: those of three studies."""
-    return _TARGETS
 
 
 def _trained(cell: Mapping[str, Any], sources: Sources) -> tuple[Model, int]:

@@ -20,14 +20,7 @@ from benchmarks._options import (
 )
 from benchmarks._tables import section, table, with_error, with_interval
 from benchmarks.dkt.baselines import BASELINES
-from benchmarks.dkt.cells import (
-    BASELINE,
-    OBJECTIVES,
-    label,
-    run_cell,
-    run_together,
-    size,
-)
+from benchmarks.dkt.cells import BASELINE, OBJECTIVES, label, run_cell, run_together
 from benchmarks.dkt.studies import STUDIES, study_named
 from benchmarks.runner import Batches
 from benchmarks.study import Study
@@ -241,7 +234,7 @@ STUDY = Study(
     reporting="means over seeds, and the CLML less the LML by seed.",
     grid=make_grid,
     cell=run_cell,
-    batches=Batches(run_together, label, size),
+    batches=Batches(run_together, label, lambda _: 3),  # studies of one training, at most
     needed=("study", "shots", "kernel", "objective", "interval"),
     label="{study} shots={shots} {kernel} {objective} seed {seed}",
     stand_in="Without files: --study digits, images that come with scikit-learn; or --study "

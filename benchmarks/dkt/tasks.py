@@ -13,9 +13,18 @@ from gpclml.kernels.networks import reset_network
 from gpclml.meta import Episodes
 from gpclml.meta.tasks import NumberedTasks, regression_episode, task_generator, unit_range
 
-__all__ = ["HeadPoseTasks", "RotationTasks", "conv3"]
+__all__ = ["HeadPoseTasks", "RotationTasks", "conv3", "turned"]
 
 _PITCHES, _YAWS = 7, 19
+
+
+def turned(images: Tensor, angles: Tensor) -> Tensor:
+    """Images ``(N, channels, size, size)``, each turned by its angle, zero outside of it."""
+    cos, sin, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
+    # Affine maps tell where the pixels of a view come from: the inverse of its rotation.
+    maps = torch.stack([cos, -sin, zero, sin, cos, zero], -1).reshape(-1, 2, 3)
+    grid = torch.nn.functional.affine_grid(maps, list(images.shape), align_corners=False)
+    return torch.nn.functional.grid_sample(images, grid, align_corners=False)
 
 
 @dataclass(eq=False)
@@ -43,13 +52,7 @@ class RotationTasks(NumberedTasks):
         generator = task_generator(self.seed, index)
         image = unit_range(self.images[torch.randint(len(self.images), (), generator=generator)])
         y = 2 * torch.rand(self.support + self.queries, generator=generator) - 1
-        cos, sin = (y * math.pi / 2).cos(), (y * math.pi / 2).sin()
-        zero = torch.zeros_like(cos)
-        # Affine maps tell where the pixels of a view come from: the inverse of its rotation.
-        maps = torch.stack([cos, -sin, zero, sin, cos, zero], -1).reshape(-1, 2, 3).to(image)
-        views = image.expand(len(maps), *image.shape)
-        grid = torch.nn.functional.affine_grid(maps, list(views.shape), align_corners=False)
-        views = torch.nn.functional.grid_sample(views, grid, align_corners=False)
+        views = turned(image.expand(len(y), *image.shape), (y * math.pi / 2).to(image))
         return regression_episode(views, y.to(views.device), self.support)
 
 

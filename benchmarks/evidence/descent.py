@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -65,7 +63,7 @@ def training_speed_by_descent(
         With S = k ``repeats`` draws, at most 4 N S R min(N, R) ``steps`` floating-point
         operations, N² R (R + S) for the objectives and 4 N R² for the exact values.
     """
-    model = WhitenedModel.of(features, target, prior_variance, noise)
+    model = WhitenedModel(features, target, prior_variance, noise)
     noise = noise.double()
     starts, targets = model.draws(num_samples * repeats, seed)
     weights, deviations = starts, []
@@ -91,27 +89,20 @@ def training_speed_by_descent(
     )
 
 
-@dataclass(frozen=True)
 class WhitenedModel:
-    """A linear model whose weights and noise have unit variance.
+    """A linear model with prior variances ``(R,)`` and noise ``(N,)``, made to have unit variances.
 
     Rows of the features A, ``(N, R)``, and targets are divided by the noise's deviations, columns
     multiplied by the prior's. Of the Hessian I + AᵀA ``largest`` is the largest eigenvalue; the
     smallest is at least one.
     """
 
-    features: Tensor
-    target: Tensor
-    largest: float
-
-    @classmethod
-    def of(
-        cls, features: Tensor, target: Tensor, prior_variance: Tensor, noise: Tensor
-    ) -> WhitenedModel:
-        """The model of features ``(N, R)``, prior variances ``(R,)`` and noise ``(N,)``."""
-        matrix = features * prior_variance.sqrt() / noise.sqrt().unsqueeze(-1)
-        largest = 1 + float(torch.linalg.matrix_norm(matrix, ord=2)) ** 2
-        return cls(matrix, target / noise.sqrt(), largest)
+    def __init__(
+        self, features: Tensor, target: Tensor, prior_variance: Tensor, noise: Tensor
+    ) -> None:
+        self.features = features * prior_variance.sqrt() / noise.sqrt().unsqueeze(-1)
+        self.largest = 1 + float(torch.linalg.matrix_norm(self.features, ord=2)) ** 2
+        self.target = target / noise.sqrt()
 
     def draws(self, count: int, seed: int) -> tuple[Tensor, Tensor]:
         """Weights from the prior ``(S, R)`` and perturbed targets ``(S, N)``, whitened."""

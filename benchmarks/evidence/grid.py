@@ -109,44 +109,36 @@ def _common(settings: Settings, study: str, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _architectures(settings: Settings):
-    for seed, precision, name in itertools.product(
-        range(settings.seeds), settings.precisions, settings.architectures
+def _networks(settings: Settings, study: str, *others: Sequence[Any]):
+    """A cell for each seed, precision and network, and every combination of other values."""
+    for seed, precision, name, *values in itertools.product(
+        range(settings.seeds), settings.precisions, settings.architectures, *others
     ):
-        yield _common(settings, "architectures", seed) | {
-            "architecture": name, "precision": precision, "members": settings.members,
-            "lr": learning_rate(name) if settings.lr is None else settings.lr,
-        }  # fmt: skip
+        common = _common(settings, study, seed)
+        yield common | {"architecture": name, "precision": precision}, *values
+
+
+def _architectures(settings: Settings):
+    for (cell,) in _networks(settings, "architectures"):
+        lr = learning_rate(cell["architecture"]) if settings.lr is None else settings.lr
+        yield cell | {"members": settings.members, "lr": lr}
 
 
 def _bounds(settings: Settings):
     exact_fisher = [("ggn", estimator) for estimator in ESTIMATORS]
-    whole = [
-        estimator
+    empirical = [
+        ("ef", estimator)
         for estimator in ESTIMATORS
         if estimator[1] is None and estimator[0] != "kronecker-reduce"
     ]
-    empirical = [("ef", estimator) for estimator in whole]
-    for seed, precision, name, (hessian, estimator) in itertools.product(
-        range(settings.seeds), settings.precisions, settings.architectures,
-        exact_fisher + empirical,
-    ):  # fmt: skip
-        structure, size, partition, outputs = estimator
-        yield _common(settings, "bounds", seed) | {
-            "architecture": name, "precision": precision, "structure": structure,
-            "hessian": hessian, "batch_size": size, "partition": partition, "outputs": outputs,
-        }  # fmt: skip
+    names = ("structure", "batch_size", "partition", "outputs")
+    for cell, (hessian, estimator) in _networks(settings, "bounds", exact_fisher + empirical):
+        yield cell | {"hessian": hessian, **dict(zip(names, estimator, strict=True))}
 
 
 def _invariance(settings: Settings):
-    for seed, precision, name, turned, invariance in itertools.product(
-        range(settings.seeds), settings.precisions, settings.architectures, (0, 90),
-        ("learned", "none"),
-    ):  # fmt: skip
-        yield _common(settings, "invariance", seed) | {
-            "architecture": name, "precision": precision, "turned": turned,
-            "invariance": invariance,
-        }  # fmt: skip
+    for cell, turned, invariance in _networks(settings, "invariance", (0, 90), ("learned", "none")):
+        yield cell | {"turned": turned, "invariance": invariance}
 
 
 def _online(settings: Settings):
@@ -175,15 +167,12 @@ def _online(settings: Settings):
 
 def _training_speed(settings: Settings):
     sizes: Sequence[int] = [n for n in _SIZES if n <= settings.num_train]
-    for seed, precision, name, n in itertools.product(
-        range(settings.seeds), settings.precisions, settings.architectures, sizes
-    ):
-        cell = _common(settings, "training-speed", seed)
+    for cell, n in _networks(settings, "training-speed", sizes):
         # Epochs are counted in steps here, so that few points train as long as many.
         steps = cell.pop("epochs")
         yield cell | {
-            "architecture": name, "precision": precision, "num_train": n,
-            "num_pool": settings.num_train, "steps": steps, "lr": learning_rate(name),
+            "num_train": n, "num_pool": settings.num_train, "steps": steps,
+            "lr": learning_rate(cell["architecture"]),
         }  # fmt: skip
 
 

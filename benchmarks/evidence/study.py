@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -195,12 +196,6 @@ def bound_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     return shown.map("{:.4f}".format)
 
 
-def invariance_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
-    """Learned ranges and test results of turned and upright images."""
-    names = ("rotation", "evidence", "accuracy_map", "log_density_map")
-    return _means_and_errors(cells, ["architecture", "turned", "invariance"], names)
-
-
 def regression_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Test errors of networks on UCI sets, beside the published ones."""
     cells = cells.assign(method=cells["structure"] + ", " + cells["hessian"])
@@ -212,12 +207,6 @@ def regression_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
             if data in shown.index.get_level_values("data"):
                 shown.loc[(data, method), "published NLL"] = f"{value:.2f} ± {error:.2f}"
     return shown.fillna("-").sort_index()
-
-
-def search_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
-    """Evidence and test results at precisions of a grid and at learned ones."""
-    names = ("evidence", "accuracy_map", "log_density_map", "calibration_error_map")
-    return _means_and_errors(cells, ["data", "architecture", "by", "precision"], names)
 
 
 def size_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
@@ -305,7 +294,11 @@ _SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
             "A rotation that is learned",
             "Mean over seeds ± standard error; `rotation` is half the range, in degrees, "
             "from a start of 11.5.",
-            invariance_rows,
+            partial(
+                _means_and_errors,
+                keys=("architecture", "turned", "invariance"),
+                names=("rotation", "evidence", "accuracy_map", "log_density_map"),
+            ),
         ),
     ),
     "online-regression": (
@@ -321,7 +314,11 @@ _SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
             "Precisions from a grid, and learned online",
             "Mean over seeds ± standard error. `grid`: one precision throughout; `network` and "
             "`layer`: learned in training, from 1.",
-            search_rows,
+            partial(
+                _means_and_errors,
+                keys=("data", "architecture", "by", "precision"),
+                names=("evidence", "accuracy_map", "log_density_map", "calibration_error_map"),
+            ),
         ),
     ),
     "training-speed": (

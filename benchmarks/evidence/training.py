@@ -11,6 +11,7 @@ from gpytorch.likelihoods import SoftmaxLikelihood
 from torch import Tensor
 
 from benchmarks.data import has_files, load_images
+from benchmarks.dkt.tasks import turned
 from gpclml.curvature import (
     BlockDiagonal,
     Diagonal,
@@ -114,14 +115,8 @@ def rotated(x: Tensor, largest: float, seed: int) -> Tensor:
     """
     generator = torch.Generator().manual_seed(seed)
     angle = largest * (2 * torch.rand(len(x), generator=generator) - 1).to(x)
-    zero = torch.zeros_like(angle)
-    rows = [
-        torch.stack([angle.cos(), -angle.sin(), zero], -1),
-        torch.stack([angle.sin(), angle.cos(), zero], -1),
-    ]
-    grid = torch.nn.functional.affine_grid(torch.stack(rows, 1), list(x.shape), align_corners=False)
     empty = x.min()  # what has no ink, where the corners come from outside
-    return torch.nn.functional.grid_sample(x - empty, grid, align_corners=False) + empty
+    return turned(x - empty, angle) + empty
 
 
 ARCHITECTURES = (

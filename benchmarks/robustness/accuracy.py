@@ -22,7 +22,7 @@ from gpclml.conditioning import LastPoints
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = [
-    "cholesky", "extended", "forward", "log_density_of_last", "run_accuracy",
+    "cholesky", "extended", "forward", "run_accuracy",
     "summarize_accuracy",
 ]  # fmt: skip
 
@@ -65,14 +65,6 @@ def forward(factor: Array, right: Array) -> Array:
     for j in range(len(factor)):
         solved[j] = (solved[j] - factor[j, :j] @ solved[:j]) / factor[j, j]
     return solved
-
-
-def log_density_of_last(factor: Array, residual: Array, count: int) -> float:
-    """The log density of the last points given those before, in nats, by the lower factor."""
-    z = forward(factor, residual[:, None])[-count:, 0]
-    log_det = np.log(np.diag(factor)[-count:]).sum()
-    half_log = np.log(2 * np.longdouble(np.pi)) / 2
-    return float(-(z @ z) / 2 - log_det - count * half_log)
 
 
 def run_accuracy(problems: int = 200, seed: int = 0) -> pd.DataFrame:

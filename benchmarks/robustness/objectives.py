@@ -166,11 +166,8 @@ def _relative_errors(single: Evaluation, double: Evaluation) -> tuple[float, flo
     assert double.gradient is not None
     difference = float((single.gradient - double.gradient).norm())
     gradient_error = difference / max(float(double.gradient.norm()), 1.0)
-    return _relative(single.value, double.value), gradient_error
-
-
-def _relative(value: float, reference: float) -> float:
-    return abs(value - reference) / max(abs(reference), 1.0)
+    value_error = abs(single.value - double.value) / max(abs(double.value), 1.0)
+    return value_error, gradient_error
 
 
 def summarize(results: pd.DataFrame) -> pd.DataFrame:

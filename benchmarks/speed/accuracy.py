@@ -27,13 +27,13 @@ _START = 0.7  # lengthscales at the start, by the root of the number of inputs
 
 def measure_accuracy(
     data: str, n: int, noise: float, fitted: bool, block: int = 128, rank: int = 300,
-    seed: int = 0, *, device: str = "cpu", seconds: float = 2.0,
+    seed: int = 0, *, device: str = "cpu",
 ) -> list[Row]:  # fmt: skip
     """Errors of value and gradient at random points of a set, all in float64.
 
-    Each is evaluated once, whatever ``seconds`` are given. Other hyperparameters than the noise
-    are fitted to 500 of the points under the LML, or lengthscales are 0.7 times the root of the
-    number of inputs and the outputscale is 1.
+    Each is evaluated once. Other hyperparameters than the noise are fitted to 500 of the points
+    under the LML, or lengthscales are 0.7 times the root of the number of inputs and the
+    outputscale is 1.
 
     Returns:
         ``value error``: in nats per held-out point; ``gradient error``: length of the difference of

@@ -51,9 +51,9 @@ __all__ = [
 
 Data = tuple[Tensor, Tensor]
 End = Callable[[], np.ndarray]
-"""The fit's log marginal likelihood a point, noise and lengthscales; NaN of another objective."""
-Way = Callable[[Data], Callable[[], Callable[[], End]]]
-"""Of data the function that prepares a fit, such as by making a model; it gives the fit."""
+"""The fit's log marginal likelihood a point, noise and lengthscales."""
+Way = Callable[[Data], End | None]
+"""Makes a model of data and fits it; gives its end where that is of the log marginal likelihood."""
 
 SEARCH_BASE = "botorch fit_gpytorch_mll"
 _TO_THE_END = {
@@ -94,22 +94,22 @@ def measure_searches(
     data = search_data(n, dimensions, seed, device, outputs)
     left_out = ("scikit-learn", "StackedGP") if outputs > 1 or device != "cpu" else ("-",)
     known = {**SEARCHES, SEARCH_BASE: _botorch_fit(**(_TO_THE_END if exact else {}))}
-    prepared = {name: way(data) for name, way in known.items() if not name.startswith(left_out)}
-    ends: dict[str, End] = {}
+    ways = {name: way for name, way in known.items() if not name.startswith(left_out)}
+    ends: dict[str, End | None] = {}
 
     def fit(name: str) -> None:
         with warnings.catch_warnings(), gpytorch.settings.max_cholesky_size(n + 1):
             warnings.simplefilter("ignore", FitWarning)
-            ends[name] = prepared[name]()()
+            ends[name] = ways[name](data)
 
-    steps = {name: partial(fit, name) for name in prepared}
+    steps = {name: partial(fit, name) for name in ways}
     rows = timed(steps, device, seconds, base=SEARCH_BASE)
     # Ends are computed after the rounds, so that no time has them.
-    values = {name: end() for name, end in ends.items()}
-    base = values.get(SEARCH_BASE, np.array([np.nan]))
+    values = {name: end() for name, end in ends.items() if end is not None}
+    base = values.get(SEARCH_BASE)
     for row in rows:
-        value = values.get(row["method"], np.array([np.nan]))
-        if np.isfinite(value).all() and value.shape == base.shape:
+        value = values.get(row["method"])
+        if value is not None and base is not None:
             apart = float(abs(value / base - 1)[1:].max())
             row |= {"LML a point": float(value[0]), "gain": float(value[0] - base[0])}
             row |= {"apart": apart}
@@ -126,33 +126,24 @@ def search_data(n: int, dimensions: int, seed: int, device: str = "cpu", outputs
 
 
 def _botorch_fit(**options: Any) -> Way:
-    def prepare(data: Data) -> Callable[[], End]:
+    def fit(data: Data) -> End:
         model = SingleTaskGP(*data, outcome_transform=None)
-        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), **options)
+        return partial(_end, model)
 
-        def fit() -> End:
-            fit_gpytorch_mll(mll, **options)
-            return partial(_end, model)
-
-        return fit
-
-    return lambda data: partial(prepare, data)
+    return fit
 
 
 def _mll_fit(conditioning: Conditioning | None, upstream: bool = False) -> Way:
-    def prepare(data: Data) -> Callable[[], End]:
+    def fit(data: Data) -> End | None:
         model = SingleTaskGP(*data, outcome_transform=None)
         kind: Any = ExactMarginalLogLikelihood if upstream else ConditionalMarginalLogLikelihood
         mll = kind(model.likelihood, model, *(() if upstream else (conditioning,)))
+        fit_mll(mll, progress=False)
+        compared = upstream or isinstance(conditioning, LastPoints)
+        return partial(_end, model) if compared else None
 
-        def fit() -> End:
-            fit_mll(mll, progress=False)
-            compared = upstream or isinstance(conditioning, LastPoints)
-            return partial(_end, model) if compared else _no_end
-
-        return fit
-
-    return lambda data: partial(prepare, data)
+    return fit
 
 
 def _end(model: SingleTaskGP) -> np.ndarray:
@@ -165,35 +156,20 @@ def _end(model: SingleTaskGP) -> np.ndarray:
         return torch.cat([value, noise.reshape(-1), scales.reshape(-1)]).cpu().numpy()
 
 
-def _no_end() -> np.ndarray:
-    return np.full(1, np.nan)
-
-
-def _sklearn_fit(data: Data) -> Callable[[], Callable[[], End]]:
+def _sklearn_fit(data: Data) -> None:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
     x, y = (values.numpy() for values in data)
     kernel = RBF(np.ones(x.shape[1])) + WhiteKernel(0.1)
-
-    def fit() -> End:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            GaussianProcessRegressor(kernel, alpha=0.0).fit(x, y[:, 0])
-        return _no_end
-
-    return lambda: fit
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        GaussianProcessRegressor(kernel, alpha=0.0).fit(x, y[:, 0])
 
 
-def _stacked_fit(data: Data) -> Callable[[], Callable[[], End]]:
-    x, y = data
-
-    def fit() -> End:
-        StackedGP().fit(x, y[:, 0], progress=False)
-        return _no_end
-
-    return lambda: fit
+def _stacked_fit(data: Data) -> None:
+    StackedGP().fit(data[0], data[1][:, 0], progress=False)
 
 
 SEARCHES: dict[str, Way] = {
@@ -284,7 +260,7 @@ def _large_kernel(name: str, d: int) -> gpytorch.kernels.Kernel:
 
 def measure_large_fits(
     n: int, kernel: str = "matern 5/2", method: str = "LML", data: str = "kin40k",
-    *, device: str = "cpu", seconds: float = 2.0,
+    *, device: str = "cpu",
 ) -> list[Row]:  # fmt: skip
     """One exact fit of ``GPRegression`` by a line search, and its scores on up to 5000 other rows.
 
@@ -295,7 +271,6 @@ def measure_large_fits(
             objective under the same search.
         data: A table, or ``"drawn"``.
         device: Where.
-        seconds: Not used: there is one fit.
     """
     if method not in _LARGE_OBJECTIVES:
         raise UnknownNameError("method", method, _LARGE_OBJECTIVES)
@@ -365,17 +340,13 @@ _CLEAR = 0.02  # nats a row
 _LEAST_TESTED, _MOST_TESTED = 30, 500
 
 
-def measure_predictions(
-    table: str, n: int, subset: int = 0, *, device: str = "cpu", seconds: float = 2.0
-) -> list[Row]:
+def measure_predictions(table: str, n: int, subset: int = 0) -> list[Row]:
     """Fits of BoTorch's ``SingleTaskGP`` by both optimizers, from the same start on the same rows.
 
     Args:
         table: Name of a table.
         n: Number of training rows.
         subset: Seed of the random subset of rows.
-        device: The CPU.
-        seconds: Not used: there is one fit of each.
 
     Returns:
         One row: of both optimizers the negative log density of test rows (``nll``, in nats) and
@@ -461,7 +432,7 @@ def summarize_predictions(rows: pd.DataFrame) -> pd.DataFrame:
 
 def measure_loops(
     function: str, evaluations: int = 50, start: int = 0, restarts: int = 10,
-    raw_samples: int = 512, *, device: str = "cpu", seconds: float = 2.0,
+    raw_samples: int = 512,
 ) -> list[Row]:  # fmt: skip
     """Loops of a fit of ``SingleTaskGP`` and a search of ``LogExpectedImprovement``.
 
@@ -473,8 +444,6 @@ def measure_loops(
         start: Seed of the initial points.
         restarts: Starts of the acquisition's search.
         raw_samples: Points that they are chosen from.
-        device: The CPU.
-        seconds: Not used: each loop runs once.
 
     Returns:
         A row an optimizer of fits, BoTorch's and ours: seconds in ``fits``, in the ``acquisition``

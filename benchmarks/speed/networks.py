@@ -75,12 +75,15 @@ def evidence_steps(
     x = torch.randn(n, 1, 28, 28, generator=generator).to(device)
     y = torch.randint(_CLASSES, (n,), generator=generator).to(device)
     module = make_network(network, 1, 28, _CLASSES, seed=0).to(device)
+    # Batches bound the memory of Jacobians.
+    every = list(zip(x.split(_BATCH), y.split(_BATCH), strict=True))
+    some = x[:150], y[:150]
     steps = {
-        EVIDENCE_BASE: _full_step(module, x, y, Kronecker()),
-        "diagonal, all points": _full_step(module, x, y, Diagonal()),
-        "kronecker, 150-10": _batch_step(module, x, y, Kronecker(), "all"),
-        "kronecker, 150-1": _batch_step(module, x, y, Kronecker(), "single"),
-        "kernel, 150-1": _batch_step(module, x, y, FunctionSpace(), "single"),
+        EVIDENCE_BASE: _evidence_step(module, n, Kronecker(), "all", every),
+        "diagonal, all points": _evidence_step(module, n, Diagonal(), "all", every),
+        "kronecker, 150-10": _evidence_step(module, n, Kronecker(), "all", *some),
+        "kronecker, 150-1": _evidence_step(module, n, Kronecker(), "single", *some),
+        "kernel, 150-1": _evidence_step(module, n, FunctionSpace(), "single", *some),
         "passes alone, 150-1": _passes_step(module, x[:150]),
     }
     if others and importlib.util.find_spec("laplace") is not None:
@@ -88,36 +91,16 @@ def evidence_steps(
     return steps
 
 
-def _objective(network: torch.nn.Module, points: int, structure: Any, outputs: Any):
+def _evidence_step(
+    network: torch.nn.Module, points: int, structure: Any, outputs: Any, *data: Any
+) -> Callable[[], object]:
+    """The evidence of so many points by some of them, or by batches of all, with its gradient."""
     model = LinearizedNetwork(network, GaussianWeightPrior(network, "parameter"))
     likelihood = SoftmaxLikelihood(num_classes=_CLASSES, mixing_weights=False)
-    return LaplaceMarginalLogLikelihood(likelihood, model, points, structure, outputs=outputs)
-
-
-def _full_step(
-    network: torch.nn.Module, x: Tensor, y: Tensor, structure: Any
-) -> Callable[[], object]:
-    mll = _objective(network, len(x), structure, "all")
-    model: Any = mll.model
-
-    # Batches bound the memory of Jacobians.
-    batches = list(zip(x.split(_BATCH), y.split(_BATCH), strict=True))
+    mll = LaplaceMarginalLogLikelihood(likelihood, model, points, structure, outputs=outputs)
 
     def step() -> None:
-        value = mll.evidence_of(batches, progress=False)()
-        torch.autograd.grad(value, model.prior.log_precision)
-
-    return step
-
-
-def _batch_step(
-    network: torch.nn.Module, x: Tensor, y: Tensor, structure: Any, outputs: str
-) -> Callable[[], object]:
-    mll = _objective(network, len(x), structure, outputs)
-    model: Any = mll.model
-
-    def step() -> None:
-        value = mll.evidence_of(x[:150], y[:150])()
+        value = mll.evidence_of(*data, progress=False)()
         torch.autograd.grad(value, model.prior.log_precision)
 
     return step
@@ -164,7 +147,7 @@ def _laplace_torch_steps(
 
     def step_of(backend: Any, kind: str) -> Callable[[], object]:
         # Backends leave hooks behind, which would slow the next one.
-        module = copy.deepcopy(network)  # a backend leaves hooks behind
+        module = copy.deepcopy(network)
 
         def step() -> None:
             fitted: Any = laplace.Laplace(
@@ -257,11 +240,12 @@ def task_steps(
     labels = torch.arange(ways).repeat(images).expand(tasks, -1).to(device)  # support first
     episodes = Episodes(x[:, :ways], labels[:, :ways], x[:, ways:], labels[:, ways:], ways)
     pictures = torch.rand(tasks * ways * images, 1, 28, 28, generator=generator).to(device)
+    conv4 = Conv4().to(device)
     return {
         PLAIN: _plain_step(episodes, kernel, device),
         "ours, LML": _density_step(episodes, kernel, 0, device),
         "ours, CLML": _density_step(episodes, kernel, ways, device),
-        "Conv4": _network_step(pictures, device),
+        "Conv4": lambda: conv4(pictures).sum().backward(),
     }
 
 
@@ -296,15 +280,6 @@ def _plain_step(episodes: Episodes, kernel: str, device: str) -> Callable[[], ob
             nothing = x[:0].unsqueeze(0), y[:0].unsqueeze(0)
             task = Episodes(*nothing, x.unsqueeze(0), y.unsqueeze(0), episodes.ways)
             model.loss(task).backward()
-
-    return step
-
-
-def _network_step(pictures: Tensor, device: str) -> Callable[[], object]:
-    network = Conv4().to(device)
-
-    def step() -> None:
-        network(pictures).sum().backward()
 
     return step
 

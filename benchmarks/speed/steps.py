@@ -18,6 +18,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from numpy import ndarray
 from torch import Tensor
 
+from benchmarks.robustness.problems import ExactModel
 from benchmarks.speed.timing import FAILED, Row, step_memory, timed
 from gpclml._utils.environment import available_memory
 from gpclml.conditioning import (
@@ -44,21 +45,15 @@ NUM_FEATURES = 8
 NOISE = 0.1
 
 
-class ExactRBF(gpytorch.models.ExactGP):
+class ExactRBF(ExactModel):
     """An exact GP with constant mean and scaled ARD RBF kernel, also on features of a network."""
 
     def __init__(self, x: Tensor, y: Tensor, network: bool = False) -> None:
-        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
-        self.mean_module = gpytorch.means.ConstantMean()
         d = x.shape[-1]
         kernel = gpytorch.kernels.RBFKernel(ard_num_dims=d + 2 * network)
         if network:
             kernel = DeepKernel(MLP([d, 50, 50, 2]), kernel)
-        self.covar_module = gpytorch.kernels.ScaleKernel(kernel)
-
-    def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
-        """The prior at x."""
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        super().__init__(x, y, kernel)
 
 
 class ExactTasks(gpytorch.models.ExactGP):

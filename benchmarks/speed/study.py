@@ -30,7 +30,8 @@ class Measurement(NamedTuple):
     """One kind of timing cell.
 
     Args:
-        measure: Gives rows; its arguments by keyword, but ``device`` and ``seconds``, are settings.
+        measure: Gives rows; its arguments by keyword, but ``device`` and ``seconds`` where it has
+            these, are settings.
         settings: Their usual values, every combination of which is a cell.
         heading: Of its tables.
         about: What their columns are.
@@ -255,7 +256,11 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     with threadpoolctl.threadpool_limits(threads):
         torch.set_num_threads(threads)  # the runner sets it back
         measure = MEASUREMENTS[cell["study"]].measure
-        return {"rows": measure(**settings, device=device, seconds=cell["time"])}
+        taken = inspect.signature(measure).parameters
+        # Not everything runs on a card, or in rounds.
+        given = {"device": device, "seconds": cell["time"]}
+        settings |= {name: value for name, value in given.items() if name in taken}
+        return {"rows": measure(**settings)}
 
 
 _COMMON = ("study", "device", "machine", "threads", "time")

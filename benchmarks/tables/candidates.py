@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.tables.scores import normal
+from benchmarks.tables.scores import attempt, normal
 from gpclml.conditioning import RandomOrderings
 from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
@@ -62,8 +62,6 @@ CRITERIA: Mapping[str, str] = {
 _SHARES = {"clml_50": 0.5, "clml_80": 0.8, "clml_90": 0.9}
 _ORDERINGS = 50
 _NUM_FOLDS = 5
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ class Candidates:
     def _fit(self, name: str) -> _Fit:
         # An error is kept too: a candidate that cannot be fitted fails once.
         if name not in self._fits:
-            self._fits[name] = _attempt(lambda: self._fitted(name))
+            self._fits[name] = attempt(self._fitted, name)
         results = self._fits[name]
         if isinstance(results, Exception):
             raise results
@@ -143,7 +141,7 @@ class Candidates:
 
     def _all_fits(self) -> dict[str, _Fit]:
         """The candidates that could be fitted; if none could, the error of the first."""
-        fits = {name: _attempt(lambda name=name: self._fit(name)) for name in CANDIDATES}
+        fits = {name: attempt(self._fit, name) for name in CANDIDATES}
         whole = {name: fit for name, fit in fits.items() if isinstance(fit, _Fit)}
         if not whole:
             raise next(fit for fit in fits.values() if isinstance(fit, Exception))
@@ -151,7 +149,7 @@ class Candidates:
 
     def _chosen_by_folds(self) -> tuple[StackedPrediction, dict[str, Any]]:
         whole, start = self._all_fits(), time.perf_counter()
-        scores = {name: _attempt(lambda name=name: self._refitted(name)) for name in whole}
+        scores = {name: attempt(self._refitted, name) for name in whole}
         known = {name: score for name, score in scores.items() if isinstance(score, float)}
         chosen = max(known or whole, key=lambda name: known.get(name, 0.0))
         seconds = time.perf_counter() - start + sum(fit.seconds for fit in whole.values())
@@ -173,15 +171,15 @@ class Candidates:
         weights = {id(p) for network in find_networks(model) for p in network.parameters()}
         count = sum(p.numel() for p in model.parameters() if id(p) not in weights)
         results: dict[str, float | Exception] = {
-            "lml": _attempt(lambda: float(log_marginal_likelihood(model))),
-            "loo": _attempt(lambda: float(leave_one_out(model).sum())),
+            "lml": attempt(lambda: float(log_marginal_likelihood(model))),
+            "loo": attempt(lambda: float(leave_one_out(model).sum())),
         }
         if not isinstance(results["lml"], Exception):
             results["bic"] = results["lml"] - 0.5 * count * math.log(n)
         for criterion, share in _SHARES.items():
             # The same orderings for all candidates, so that differences are paired.
             orderings = RandomOrderings(k=_ORDERINGS, m=round(share * n))
-            results[criterion] = _attempt(
+            results[criterion] = attempt(
                 lambda orderings=orderings: float(
                     conditional_log_marginal_likelihood(model, orderings, seed=self._seed).mean()
                 )
@@ -205,11 +203,3 @@ class Candidates:
 def _mixture(fits: list[_Fit], weights: Tensor) -> StackedPrediction:
     means = np.stack([fit.mean.numpy() for fit in fits])
     return normal(means, np.stack([fit.deviation.numpy() for fit in fits]), weights.numpy())
-
-
-def _attempt(compute: Callable[[], T]) -> T | Exception:
-    """A result, or the error in its place."""
-    try:
-        return compute()
-    except Exception as error:
-        return error

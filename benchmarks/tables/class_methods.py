@@ -110,26 +110,12 @@ def _classifier(make: Callable[[Task], Any]) -> Callable[[Task], Array]:
     return predict
 
 
-def _logistic(task: Task) -> Any:
-    return linear_model.LogisticRegressionCV(
-        scoring="neg_log_loss", max_iter=1000, l1_ratios=(0,), use_legacy_attributes=False
-    )
-
-
-def _boosted(task: Task) -> Any:
-    return ensemble.HistGradientBoostingClassifier(random_state=task.seed)
-
-
 def _catboost(task: Task) -> Any:
     from catboost import CatBoostClassifier
 
     return CatBoostClassifier(
         random_seed=task.seed, thread_count=1, verbose=False, allow_writing_files=False
     )
-
-
-def _ours_of_tables(task: Task) -> Any:
-    return Classifier(random_state=task.seed)
 
 
 def _sklearn_gp(task: Task) -> Any:
@@ -212,10 +198,6 @@ def _poisson(task: Task) -> Any:
     )  # fmt: skip
 
 
-def _boosted_counts(task: Task) -> Any:
-    return ensemble.HistGradientBoostingRegressor(loss="poisson", random_state=task.seed)
-
-
 def _negative_binomial(task: Task) -> NegativeBinomials:
     import statsmodels.api as sm
 
@@ -286,9 +268,19 @@ def _ours(make: Callable[..., LatentGP]) -> dict[str, Peer]:
 
 
 CLASS_PEERS: Mapping[str, Peer] = {
-    "logistic": Peer("scikit-learn's LogisticRegressionCV, by log loss", _classifier(_logistic)),
+    "logistic": Peer(
+        "scikit-learn's LogisticRegressionCV, by log loss",
+        _classifier(
+            lambda _: linear_model.LogisticRegressionCV(
+                scoring="neg_log_loss", max_iter=1000, l1_ratios=(0,), use_legacy_attributes=False
+            )
+        ),
+    ),
     "forest": Peer("scikit-learn's RandomForestClassifier, a vote added to each class", _forest),
-    "hist-gb": Peer("scikit-learn's HistGradientBoostingClassifier", _classifier(_boosted)),
+    "hist-gb": Peer(
+        "scikit-learn's HistGradientBoostingClassifier",
+        _classifier(lambda t: ensemble.HistGradientBoostingClassifier(random_state=t.seed)),
+    ),
     "catboost": Peer("CatBoostClassifier", _classifier(_catboost), "catboost"),
     "sklearn-gp": Peer(
         "scikit-learn's GaussianProcessClassifier, RBF with ARD", _classifier(_sklearn_gp)
@@ -312,7 +304,9 @@ COUNT_PEERS: Mapping[str, Peer] = {
     ),
     "hist-gb": Peer(
         "scikit-learn's HistGradientBoostingRegressor, loss of Poisson",
-        _regressor(_boosted_counts),
+        _regressor(
+            lambda t: ensemble.HistGradientBoostingRegressor(loss="poisson", random_state=t.seed)
+        ),
     ),
     "gpytorch": Peer(
         "GPyTorch's SVGP as for classes, its NegativeBinomialLikelihood", _variational_counts
@@ -324,7 +318,7 @@ COUNT_PEERS: Mapping[str, Peer] = {
 CLASS_METHODS: Mapping[str, Peer] = {
     **_ours(_classes),
     "matern-logit": Peer("matern, logistic", _gp(_classes, "matern", LogisticLikelihood)),
-    "classifier": Peer("gpclml.Classifier", _classifier(_ours_of_tables)),
+    "classifier": Peer("gpclml.Classifier", _classifier(lambda t: Classifier(random_state=t.seed))),
     **CLASS_PEERS,
 }
 """This library's methods for classes, then those."""

@@ -25,8 +25,9 @@ from benchmarks.speed.timing import highest_resident, start_of_peak
 from benchmarks.study import Study
 from benchmarks.tables.large_methods import LARGE_METHODS, OURS, Effort
 from benchmarks.tables.peers import missing
-from benchmarks.tables.report import case_means, standing, win_table
+from benchmarks.tables.report import case_means, described, standing, win_table
 from benchmarks.tables.scores import METRICS, Array, score
+from benchmarks.tables.study import Methods, Splits
 from gpclml.errors import ArgumentError, DataError
 
 __all__ = ["LARGE", "TABLES", "make_large_grid", "measure", "run_large_cell", "split_rows"]
@@ -128,12 +129,8 @@ def run_large_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_large_grid(
     tables: Annotated[tuple[str, ...], Option(help="Tables, comma-separated."), names] = TABLES,
-    splits: Annotated[int, Option(min=1, help="Number of random splits, 0, 1, ....")] = 1,
-    methods: Annotated[
-        tuple[str, ...] | None,
-        Option(help="Methods, comma-separated; all whose packages are installed."),
-        names,
-    ] = None,
+    splits: Splits = 1,
+    methods: Methods = None,
     rows: Annotated[int | None, Option(min=50, help="Most training rows, to try it.")] = None,
     effort: Annotated[float, Option(help="Processor seconds of training step by step.")] = 240.0,
     steps: Annotated[
@@ -171,14 +168,12 @@ def make_large_grid(
 
 def _sections(cells: pandas.DataFrame) -> Iterator[str]:
     present = set(cells["method"])
-    known = [name for name in LARGE_METHODS if name in present]
-    about = pandas.DataFrame(
-        {"what": [LARGE_METHODS[name].about for name in known]}, pandas.Index(known, name="method")
-    )
+    about = described(cells, {name: method.about for name, method in LARGE_METHODS.items()})
     yield section("Methods", table(about))
     means = {metric: case_means(cells, metric).droplevel("n") for metric in ("rmse", "nll")}
     # Ranks among other methods than on another table would not be comparable.
-    whole = cells[cells["table"].isin(_complete(cells, len(known)))]
+    counts = cells.groupby("table")["method"].transform("nunique")
+    whole = cells[counts == len(about)]
     if len(whole):
         columns = ["rank NLL", "rank CRPS", "rank RMSE", "coverage 50", "coverage 95", "failures"]
         results = standing(whole)[columns].astype(float).round(3)
@@ -217,11 +212,6 @@ _COSTS = {
     "predict_cpu": "Processor seconds of predicting",
     "predict_seconds": "Wall seconds of predicting", "GiB": "GiB at the peak above the start",
 }  # fmt: skip
-
-
-def _complete(cells: pandas.DataFrame, count: int) -> list[str]:
-    methods = cells.groupby("table")["method"].nunique()
-    return list(methods[methods == count].index)
 
 
 def _wide(cells: pandas.DataFrame, metric: str, digits: int) -> pandas.DataFrame:

@@ -17,7 +17,16 @@ from typing import Any, NamedTuple, cast
 import gpytorch
 import numpy as np
 import torch
+from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.linear_model import RidgeCV
+from sklearn.model_selection import KFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
+from benchmarks.speed.steps import ExactRBF
 from benchmarks.tables.scores import Array, normal
 from gpclml.tables import StackedPrediction
 
@@ -63,14 +72,10 @@ def _mean(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
     return normal(np.full(len(test_x), y.mean()), y.std(ddof=1))
 
 
-def _add_residuals(
-    make: Callable[[int], Any],
-) -> Callable[[Array, Array, Array, int], StackedPrediction]:
+def _add_residuals(make: Callable[[int], Any]) -> Predict:
     """A regressor's predictions, and the spread of its errors on rows it was not trained on."""
 
     def predict(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
-        from sklearn.model_selection import KFold, cross_val_predict
-
         folds = KFold(_FOLDS, shuffle=True, random_state=seed)
         # Residuals of training rows would be far too small.
         out_of_fold = cross_val_predict(make(seed), x, y, cv=folds)
@@ -78,26 +83,6 @@ def _add_residuals(
         return normal(mean, np.sqrt(np.mean((y - out_of_fold) ** 2)))
 
     return predict
-
-
-def _ridge(seed: int) -> Any:
-    from sklearn.linear_model import RidgeCV
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    return make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 13)))
-
-
-def _forest(seed: int) -> Any:
-    from sklearn.ensemble import RandomForestRegressor
-
-    return RandomForestRegressor(random_state=seed)
-
-
-def _gradient_boosting(seed: int) -> Any:
-    from sklearn.ensemble import HistGradientBoostingRegressor
-
-    return HistGradientBoostingRegressor(random_state=seed)
 
 
 def _catboost(seed: int) -> Any:
@@ -115,11 +100,6 @@ def _lightgbm(seed: int) -> Any:
 
 
 def _sklearn_gp(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
-    from sklearn.preprocessing import StandardScaler
-
     # As in scikit-learn's documentation, with a lengthscale for each input.
     kernel = ConstantKernel() * RBF(np.ones(x.shape[1])) + WhiteKernel()
     scaler = StandardScaler().fit(x)
@@ -169,27 +149,11 @@ def _botorch(rbf: bool) -> Predict:
     return predict
 
 
-class _TextbookGP(gpytorch.models.ExactGP):
-    """The model of GPyTorch's regression example, with a lengthscale for each input."""
-
-    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        likelihood = gpytorch.likelihoods.GaussianLikelihood()
-        super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.ConstantMean()
-        base = gpytorch.kernels.RBFKernel(ard_num_dims=x.shape[-1])
-        self.covar_module = gpytorch.kernels.ScaleKernel(base)
-
-    def forward(self, x: torch.Tensor) -> gpytorch.distributions.MultivariateNormal:
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 def _gpytorch(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
-    from sklearn.preprocessing import StandardScaler
-
     # GPyTorch's examples leave scaling to the user.
     inputs, targets = StandardScaler().fit(x), StandardScaler().fit(y[:, None])
     train_y = torch.tensor(targets.transform(y[:, None])[:, 0])
-    model = _TextbookGP(torch.tensor(inputs.transform(x)), train_y).double()
+    model = ExactRBF(torch.tensor(inputs.transform(x)), train_y).double()
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     optimizer = torch.optim.Adam(model.parameters(), lr=_ADAM_RATE)
     model.train()
@@ -212,12 +176,19 @@ PEERS: Mapping[str, Peer] = {
     "gpytorch": Peer("GPyTorch's ExactGP, RBF with ARD, 100 steps of Adam at .1", _gpytorch),
     "sklearn-gp": Peer("scikit-learn's GP, RBF with ARD and white noise", _sklearn_gp),
     "hist-gb": Peer(
-        "scikit-learn's HistGradientBoostingRegressor", _add_residuals(_gradient_boosting)
+        "scikit-learn's HistGradientBoostingRegressor",
+        _add_residuals(lambda seed: HistGradientBoostingRegressor(random_state=seed)),
     ),
-    "forest": Peer("scikit-learn's RandomForestRegressor", _add_residuals(_forest)),
+    "forest": Peer(
+        "scikit-learn's RandomForestRegressor",
+        _add_residuals(lambda seed: RandomForestRegressor(random_state=seed)),
+    ),
     "catboost": Peer("CatBoostRegressor", _add_residuals(_catboost), "catboost"),
     "lightgbm": Peer("LGBMRegressor", _add_residuals(_lightgbm), "lightgbm"),
-    "ridge": Peer("scikit-learn's RidgeCV", _add_residuals(_ridge)),
+    "ridge": Peer(
+        "scikit-learn's RidgeCV",
+        _add_residuals(lambda _: make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 13)))),
+    ),
     "mean": Peer("mean and standard deviation of the training targets", _mean),
 }
 """By name, trees and baselines last."""

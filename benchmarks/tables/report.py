@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,9 @@ from benchmarks.tables.peers import PEERS
 from gpclml.errors import DataError
 
 __all__ = [
-    "case_means", "case_ranks", "corrected_error", "draw_figure", "format_columns", "over_tables",
-    "ranks_by_size", "regrets", "sections", "size_of", "standing", "whole_rows", "win_table",
+    "case_means", "case_ranks", "corrected_error", "described", "draw_figure", "format_columns",
+    "over_tables", "ranks_by_size", "regrets", "sections", "size_of", "standing", "whole_rows",
+    "win_table",
 ]  # fmt: skip
 
 KEY = ["table", "n", "split"]
@@ -40,7 +41,7 @@ _CURVES = ("lml", "bic", "loo", "clml_80")
 def sections(cells: pandas.DataFrame) -> Iterator[str]:
     """The sections of the report, in Markdown."""
     whole = whole_rows(cells)
-    yield section("What was run", _about(cells, whole), table(_described(whole)))
+    yield section("What was run", _about(cells, whole), table(described(whole, METHODS)))
     yield section("Standing", _ABOUT_STANDING, table(format_columns(standing(whole), _FORMATS)))
     ranks = ranks_by_size(whole)
     about = "Mean rank in NLL by number of training rows; in brackets the number of cases."
@@ -114,10 +115,11 @@ def _about(cells: pandas.DataFrame, whole: pandas.DataFrame) -> str:
     return " ".join(filter(None, sentences))
 
 
-def _described(cells: pandas.DataFrame) -> pandas.DataFrame:
-    present = [name for name in METHODS if name in set(cells["method"])]
+def described(cells: pandas.DataFrame, about: Mapping[str, str]) -> pandas.DataFrame:
+    """What each of the methods is."""
+    present = [name for name in about if name in set(cells["method"])]
     index = pandas.Index(present, name="method")
-    return pandas.DataFrame({"what": [METHODS[name] for name in present]}, index)
+    return pandas.DataFrame({"what": [about[name] for name in present]}, index)
 
 
 def _pivot(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,12 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 from gpclml.errors import NonFiniteError
 from gpclml.tables import StackedPrediction
 
-__all__ = ["METRICS", "Array", "check_finite", "normal", "score"]
+__all__ = ["METRICS", "Array", "attempt", "check_finite", "normal", "score"]
 
 METRICS = ("rmse", "nll", "crps", "coverage_50", "coverage_95")
 """The scores of a prediction."""
 
 Array = NDArray[np.float64]
+T = TypeVar("T")
 
 
 def normal(mean: ArrayLike, deviation: ArrayLike, weights: ArrayLike = 1.0) -> StackedPrediction:
@@ -72,3 +73,11 @@ def check_finite(scores: Mapping[str, Any]) -> dict[str, float]:
         if not np.isfinite(value):
             raise NonFiniteError(name, value, "a finite score", "Its predictions are not finite.")
     return {name: float(value) for name, value in scores.items()}
+
+
+def attempt(function: Callable[..., T], *arguments: Any) -> T | Exception:
+    """A result, or the error in its place."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.data import TrainTestSplit, load, split, subset
-from benchmarks.tables.scores import normal, score
-from benchmarks.uci.training import has_fixed_steps, make_objective, noting_failed_fits, train
+from benchmarks.tables.scores import attempt, normal, score
+from benchmarks.uci.training import make_objective, noting_failed_fits, optimizer_for, train
 from gpclml.errors import ArgumentError, DataError
 from gpclml.fit import fit_batch, suggest_batch_size
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -156,7 +156,8 @@ def batch_label(cell: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def most_in_batch(cell: Mapping[str, Any]) -> int:
     """How many cells like this one are best trained together; 1 for those that cannot be."""
-    fixed = has_fixed_steps(cell["kernel"], cell["mean"])
+    # The residual deep kernel chooses its number of steps.
+    fixed = optimizer_for(cell["kernel"], cell["mean"]) == "adam" and cell["kernel"] != "deep"
     if not fixed or cell["objective"] == "lml-subset":  # whose points others do not condition on
         return 1
     return suggest_batch_size(cell["n"], cell["device"])
@@ -171,7 +172,7 @@ def run_cells(cells: list[dict[str, Any]]) -> list[Mapping[str, Any] | Exception
     Returns:
         Metrics or an error a cell, in order.
     """
-    answers: list[Any] = [_attempt(_prepare, cell) for cell in cells]
+    answers: list[Any] = [attempt(_prepare, cell) for cell in cells]
     ready = [i for i, prepared in enumerate(answers) if isinstance(prepared, _Prepared)]
     # Members with one objective side by side are evaluated in one pass.
     ready.sort(key=lambda i: (cells[i]["objective"], str(cells[i]["held_out"])))
@@ -184,15 +185,7 @@ def run_cells(cells: list[dict[str, Any]]) -> list[Mapping[str, Any] | Exception
     for i, fit in zip(ready, fits, strict=True):
         if fit.history:
             steps = len(fit.history)
-            answers[i] = _attempt(_evaluate, answers[i], steps, fit.message, fit.seconds)
+            answers[i] = attempt(_evaluate, answers[i], steps, fit.message, fit.seconds)
         else:  # alone it raises the error that tells why
-            answers[i] = _attempt(run_cell, cells[i])
+            answers[i] = attempt(run_cell, cells[i])
     return answers
-
-
-def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """A result, or the error that is the answer of a cell in its place."""
-    try:
-        return function(*arguments)
-    except Exception as error:
-        return error

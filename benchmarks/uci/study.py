@@ -82,27 +82,14 @@ def sections(done: pandas.DataFrame) -> Iterator[str]:
     Args:
         done: Finished cells as :func:`labelled` gives them.
     """
-    yield from _verdicts(done)
-    yield from _tables(done)
-    yield from _costs(done)
-    early = int(done["ended_early"].sum())
-    if early:
-        yield f"{early} fits ended early; they count with the parameters they kept."
-
-
-def _verdicts(done: pandas.DataFrame) -> Iterator[str]:
-    wins = win_table(done)
-    if len(wins):
-        yield section("Wins and losses against the plain ARD GP", _ABOUT_WINS, table(wins))
-    turns = turning_table(done)
-    if len(turns):
-        yield section("Where the order turns", _ABOUT_TURNS, table(turns))
-    medians = published_table(done)
-    if len(medians):
-        yield section("Beside the published medians", _ABOUT_MEDIANS, table(medians))
-
-
-def _tables(done: pandas.DataFrame) -> Iterator[str]:
+    verdicts = (
+        ("Wins and losses against the plain ARD GP", _ABOUT_WINS, win_table(done)),
+        ("Where the order turns", _ABOUT_TURNS, turning_table(done)),
+        ("Beside the published medians", _ABOUT_MEDIANS, published_table(done)),
+    )
+    for heading, about, shown in verdicts:
+        if len(shown):
+            yield section(heading, about, table(shown))
     seeds = done["seed"].nunique()
     about = f"Mean ± standard error over {seeds} seeds (in brackets: fewer)."
     for metric, heading in METRICS.items():
@@ -116,11 +103,11 @@ def _tables(done: pandas.DataFrame) -> Iterator[str]:
             if len(differences):
                 shown = table(difference_table(differences, metric))
                 yield section(f"{heading.partition(' (')[0]} {name}", shown)
-
-
-def _costs(done: pandas.DataFrame) -> Iterator[str]:
     about = "Median over seeds; a first impression, as other processes ran beside."
     yield section("Seconds to train a model", about, table(seconds_table(done)))
+    early = int(done["ended_early"].sum())
+    if early:
+        yield f"{early} fits ended early; they count with the parameters they kept."
 
 
 def _grid(

@@ -25,7 +25,7 @@ from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
 __all__ = [
-    "DEFAULT_HELD_OUT", "KERNELS", "MEANS", "has_fixed_steps",
+    "DEFAULT_HELD_OUT", "KERNELS", "MEANS",
     "make_objective", "noting_failed_fits", "objective_names", "optimizer_for", "train",
     "uses_held_out",
 ]  # fmt: skip
@@ -155,16 +155,6 @@ def optimizer_for(kernel: str, mean: str) -> str:
     if mean not in MEANS:
         raise UnknownNameError("mean", mean, MEANS)
     return "adam" if kernel in _NETWORK_KERNELS or mean in _NETWORK_MEANS else "lbfgs"
-
-
-def has_fixed_steps(kernel: str, mean: str) -> bool:
-    """Whether the model is trained by the very number of Adam steps that its cell names.
-
-    Args:
-        kernel: One of ``KERNELS``; the residual deep kernel chooses its number of steps.
-        mean: One of ``MEANS``.
-    """
-    return optimizer_for(kernel, mean) == "adam" and kernel != "deep"
 
 
 def train(

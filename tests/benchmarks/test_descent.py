@@ -32,7 +32,7 @@ def posterior(features, target, prior, noise):
 def draws(model, count, steps):
     """Draws of the weights, and the minimizers that their starts and targets determine."""
     _, _, prior, noise = model
-    whitened = WhitenedModel.of(*model)
+    whitened = WhitenedModel(*model)
     starts, targets = whitened.draws(count, 0)
     weights = whitened.descended(starts, starts, targets, steps) * prior.sqrt()
     precision = torch.linalg.inv(posterior(*model)[1])

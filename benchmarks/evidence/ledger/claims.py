@@ -188,10 +188,10 @@ def listed(lines: Iterable[tuple[Any, ...]], before: str = "") -> tuple[str, Ver
     return before + "; ".join(texts), graded(*itertools.chain(*holds))
 
 
-def differs(values: ArrayLike, sign: int, errors: float = 2.0) -> bool:
-    """Whether the mean of paired differences has a sign, beyond so many standard errors."""
+def differs(values: ArrayLike, sign: int) -> bool:
+    """Whether the mean of paired differences has a sign, beyond two standard errors."""
     mean, error = mean_and_error(values)
-    return sign * mean > errors * error
+    return sign * mean > 2 * error
 
 
 def rank_correlations(first: Iterable, second: Iterable) -> NDArray[np.float64]:

@@ -26,10 +26,6 @@ _PRIORS = {
 }  # fmt: skip
 
 
-def _cells() -> list[dict[str, Any]]:
-    return [{"seed": 2}]
-
-
 def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     r"""Evidence and predictions of :math:`x_i \sim N(u, 1), u \sim N(0, \sigma^2)`.
 
@@ -137,8 +133,8 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 
 
 EXPERIMENT = Experiment(
-    "density", "Density estimation: a prior that is too narrow wins", _cells, run_cell, _claims,
-    _draw, size=(9.5, 2.8),
+    "density", "Density estimation: a prior that is too narrow wins", lambda: [{"seed": 2}],
+    run_cell, _claims, _draw, size=(9.5, 2.8),
     items=("Figure 4", "Figure 11"),
     paper={
         "Lotfi et al. 2022, Figures 4a and 11": {"num_train": 40},

@@ -170,18 +170,13 @@ def run_bounds(cell: Mapping[str, Any]) -> dict[str, Any]:
             for value_of_precision in (precision,) if turned else grid:
                 with torch.no_grad():
                     mll.model.prior.log_precision.fill_(math.log(value_of_precision))
-                    curves.setdefault(name, []).append(
-                        _mean(evidences, [float(p()) for p in evidences])
-                    )
-                    if blocks := _blocks_of(name):
-                        layered = _mean(
-                            evidences,
-                            [
-                                _layered_evidence(evidence_of_batch, mll)
-                                for evidence_of_batch in evidences
-                            ],
-                        )
-                        curves.setdefault(blocks, []).append(layered)
+                    values = [float(value_of_batch()) for value_of_batch in evidences]
+                    curves.setdefault(name, []).append(_mean(evidences, values))
+                    if name.startswith("kernel") and name.endswith("random, all"):
+                        # With a block for each layer: from what the whole batch has computed.
+                        blocks = name.replace("kernel", "block")
+                        layered = [_layered_evidence(batch, mll) for batch in evidences]
+                        curves.setdefault(blocks, []).append(_mean(evidences, layered))
     return {
         "estimators": list(curves), "curves": list(curves.values()), "learned": learned,
         "seconds": [seconds.get(name, math.nan) for name in curves],
@@ -203,14 +198,6 @@ def _plans(y: Tensor, draws: int, seed: int) -> Iterator[tuple[str, str, list[Te
         order = torch.randperm(len(batches), generator=generator)[:draws].tolist()
         chosen = [batches[index] for index in order]
         yield f"{structure}, {fraction:g}, {partition}, {outputs}", structure, chosen, outputs
-
-
-def _blocks_of(estimate: str) -> str:
-    """The name of the estimate with a block for each layer, where it is computed beside one."""
-    structure, *_, partition, outputs = estimate.split(", ")
-    if (structure, partition, outputs) != ("kernel", "random", "all"):
-        return ""
-    return estimate.replace("kernel", "block")
 
 
 def _mean(evidences: list[LaplaceEvidence], values: Sequence[float]) -> float:

@@ -36,11 +36,6 @@ _PUBLISHED = (0.97, 0.97, 0.69)
 _REACHED = {"log_density_map": "test log density", "accuracy_map": "test accuracy"}
 
 
-def _cells() -> list[dict[str, Any]]:
-    common = {"data": "digits", "seed": 0, "num_train": 1000, "epochs": 60}
-    return [common | {"architecture": name} for name in MODELS]
-
-
 def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     """A classifier whose precisions, one a layer, are learned online by the Kronecker evidence.
 
@@ -122,7 +117,11 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 
 
 EXPERIMENT = Experiment(
-    "evidence-ranking", "Forty networks: the evidence and what they reach on test images", _cells,
+    "evidence-ranking", "Forty networks: the evidence and what they reach on test images",
+    lambda: [
+        {"data": "digits", "seed": 0, "num_train": 1000, "epochs": 60, "architecture": name}
+        for name in MODELS
+    ],
     run_cell, _claims, _draw,
     items=("Figure 2", "Figure 7"),
     paper={_SOURCE: {

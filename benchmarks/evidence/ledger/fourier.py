@@ -143,17 +143,12 @@ def _fourier_model(kind: tuple[int, int], x: Tensor, y: Tensor) -> BayesianLinea
 
 def _fourier_claims(cells: pandas.DataFrame) -> list[Claim]:
     is_paper = (cells["weights_seed"] == _PAPER_SEEDS[0]) & (cells["seed"] == _PAPER_SEEDS[1])
-    others = cells[~is_paper]
-    tried = (
-        {f"{len(others)} data sets of other seeds": _on_other_data(others)} if len(others) else {}
-    )
-    if not is_paper.any():
-        return [together(tried)]
-    row = cells[is_paper].iloc[0]
-    return [
-        together({"the data of the figure": _preferences(row), **tried}),
-        _figures(row), _text_prior(row), _crossing(row), _increments(row),
-    ]  # fmt: skip
+    others, row = cells[~is_paper], cells[is_paper].iloc[0]
+    tried = {
+        "the data of the figure": _preferences(row),
+        f"{len(others)} data sets of other seeds": _on_other_data(others),
+    }
+    return [together(tried), _figures(row), _text_prior(row), _crossing(row), _increments(row)]
 
 
 def _clml_error(row: pandas.Series, name: str) -> float:
@@ -307,11 +302,6 @@ _MOST = 15  # frequencies
 _criteria_claim = partial(Claim, "beside Lotfi et al. 2022")
 
 
-def _criteria_cells() -> list[dict[str, Any]]:
-    common = {"orders": 200, "draws": 2000}
-    return [common | {"seed": seed} for seed in range(100, 140)]
-
-
 def run_criteria(cell: Mapping[str, Any]) -> dict[str, Any]:
     """Criteria of Fourier models of 1 to 15 frequencies, on the problem of ``fourier``.
 
@@ -355,12 +345,6 @@ def _criteria(frequencies: int, x: Tensor, y: Tensor, cell: Mapping[str, Any]) -
     }
 
 
-def _criteria_claims(cells: pandas.DataFrame) -> list[Claim]:
-    ranks = {name: rank_correlations(cells[name], cells["test"]) for name in _CRITERIA}
-    lost = {name: _lost(cells, name) for name in _CRITERIA}
-    return [_guides(ranks, lost), _evidence_and_bic(cells)]
-
-
 def _lost(cells: pandas.DataFrame, name: str) -> NDArray[np.float64]:
     """Test density below that of the best model, by each choice."""
     test = array(cells["test"])
@@ -369,7 +353,9 @@ def _lost(cells: pandas.DataFrame, name: str) -> NDArray[np.float64]:
     return test.max(1) - chosen
 
 
-def _guides(ranks: dict[str, Any], lost: dict[str, Any]) -> Claim:
+def _guides(cells: pandas.DataFrame) -> Claim:
+    ranks = {name: rank_correlations(cells[name], cells["test"]) for name in _CRITERIA}
+    lost = {name: _lost(cells, name) for name in _CRITERIA}
     scores = "; ".join(
         f"{label} {with_error(ranks[name], 2)}, {with_error(lost[name], 4)}"
         for name, label in _CRITERIA.items()
@@ -430,8 +416,9 @@ def _draw_criteria(cells: pandas.DataFrame, figure: Figure) -> None:
 
 
 CRITERIA = Experiment(
-    "criteria", "Criteria of the training data as guides", _criteria_cells, run_criteria,
-    _criteria_claims, _draw_criteria,
+    "criteria", "Criteria of the training data as guides",
+    lambda: [{"orders": 200, "draws": 2000, "seed": seed} for seed in range(100, 140)],
+    run_criteria, claims_by(_guides, _evidence_and_bic), _draw_criteria,
 )  # fmt: skip
 """Beside Lotfi et al. (2022)."""
 
@@ -443,11 +430,6 @@ _FREQUENCIES, _FEW_FREQUENCIES = 9, 3
 _CURVE_NOISE = 0.5
 _VAGUE = 1e4
 _curves_claim = partial(Claim, "Lotfi et al. 2022, Eq. 5, and the argument of Figure 4")
-
-
-def _curves_cells() -> list[dict[str, Any]]:
-    common = {"points": 2000, "orders": 100}
-    return [common | {"seed": seed} for seed in range(20)]
 
 
 def run_curves(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -567,6 +549,7 @@ def _draw_curves(cells: pandas.DataFrame, figure: Figure) -> None:
 
 
 CURVES = Experiment(
-    "learning-curves", "The first points decide the evidence", _curves_cells, run_curves,
+    "learning-curves", "The first points decide the evidence",
+    lambda: [{"points": 2000, "orders": 100, "seed": seed} for seed in range(20)], run_curves,
     claims_by(_first_terms, _reversed), _draw_curves,
 )  # fmt: skip

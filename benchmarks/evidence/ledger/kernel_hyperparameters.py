@@ -310,19 +310,15 @@ def _rq_models(x: Tensor, y: Tensor, alphas: Tensor, noise: float) -> GPRegressi
 
 
 def _shape_claims(cells: pandas.DataFrame) -> list[Claim]:
-    claims, tried = [], dict[str, Claim]()
     over = cells[cells["noise"] == _OVERESTIMATED]
     paper_cells, others = (over[over["paper"] == paper] for paper in (True, False))
-    if len(paper_cells):
-        tried["the data of the figure"] = _on_paper_data(paper_cells)
-        claims.append(_shapes(paper_cells))
-    if len(others):
-        tried["scores on draws of other seeds"] = _correlations(others)
-        tried["choices on draws of other seeds"] = _choices(others)
+    tried = {
+        "the data of the figure": _on_paper_data(paper_cells),
+        "scores on draws of other seeds": _correlations(others),
+        "choices on draws of other seeds": _choices(others),
+    }
     exact = cells[(cells["noise"] == _TRUE_NOISE) & cells["paper"].ne(True)]
-    if len(exact):
-        claims.append(_adequate(exact))
-    return [*([together(tried)] if tried else []), *claims]
+    return [together(tried), _shapes(paper_cells), _adequate(exact)]
 
 
 def _on_paper_data(cells: pandas.DataFrame) -> Claim:

@@ -28,11 +28,6 @@ _POINTS = 20001
 _claim = partial(Claim, "Lotfi et al. 2022, Figure 3")
 
 
-def _cells() -> list[dict[str, Any]]:
-    common = {"points": 50, "widths": 120, "draws": 100000}
-    return [common | {"seed": seed} for seed in range(20)]
-
-
 def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     r"""The evidence of :math:`x_i \sim N(\sin w, 1)`, :math:`w \sim U[-\alpha, \alpha]`.
 
@@ -76,9 +71,8 @@ def true_evidence(data: Tensor, width: float) -> float:
     """
     # The likelihood has the period 2 π: whole periods are integrated once.
     periods = math.floor(width / math.pi)
-    remainder = (
-        width - periods * math.pi
-    )  # on either side of the whole periods, together one 2 rest
+    # On either side of the whole periods.
+    remainder = width - periods * math.pi
     integrals = [_log_integral(data, math.pi * periods, math.pi * periods + remainder)]
     integrals.append(_log_integral(data, -math.pi * periods - remainder, -math.pi * periods))
     if periods:
@@ -205,7 +199,10 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 
 
 EXPERIMENT = Experiment(
-    "laplace-toy", "A prior too wide: the Laplace evidence falls, the evidence does not", _cells,
+    "laplace-toy", "A prior too wide: the Laplace evidence falls, the evidence does not",
+    lambda: [
+        {"points": 50, "widths": 120, "draws": 100000, "seed": seed} for seed in range(20)
+    ],
     run_cell, claims_by(_flattens, _falls), _draw,
     items=("Figure 3",),
     paper={"Lotfi et al. 2022, Figure 3": {"points": 50}},

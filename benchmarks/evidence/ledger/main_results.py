@@ -75,12 +75,9 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rows(cells: pandas.DataFrame, name: str) -> pandas.DataFrame:
-    """The rows of a file; none if its cell is missing."""
-    cells = cells[cells["rows"] == name]
+    """The rows of a file."""
     columns = [column for several in _COLUMNS.values() for column in several if column in cells]
-    if cells.empty:
-        return pandas.DataFrame()
-    row = cells.iloc[0]
+    row = cells[cells["rows"] == name].iloc[0]
     return pandas.DataFrame({c: row[c] for c in columns if isinstance(row[c], list)})
 
 

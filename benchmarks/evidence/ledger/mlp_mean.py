@@ -146,15 +146,13 @@ def _scores(model: GPRegression, x: Tensor, y: Tensor, orders: int) -> dict[str,
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
     paper = cells["data_seed"] == _PAPER_SEED
-    tried = {"the data of the figure": _on_paper_data(cells[paper])} if paper.any() else {}
     # The authors' data are judged by their figures, other seeds by statistics.
     others = {name: cells[~paper & (cells["trained"] == name)] for name in _TRAINED}
-    others = {name: some for name, some in others.items() if len(some)}
-    questions = []
-    if others:
-        tried["draws of other seeds"] = _overfits(others)
-        questions = [_conditional_trains(others), _conditional_prefers(others)]
-    return [together(tried), *questions]
+    tried = {
+        "the data of the figure": _on_paper_data(cells[paper]),
+        "draws of other seeds": _overfits(others),
+    }
+    return [together(tried), _conditional_trains(others), _conditional_prefers(others)]
 
 
 _HOW = {"all": "kernel, noise and mean trained", "network": "only the mean trained"}
@@ -253,8 +251,7 @@ def _gap(cells: pandas.DataFrame, first: str, second: str, score: str) -> pandas
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
-    paper_cells = cells[cells["data_seed"] == _PAPER_SEED]
-    row = (paper_cells if len(paper_cells) else cells).iloc[0]
+    row = cells[cells["data_seed"] == _PAPER_SEED].iloc[0]
     x, y = np.array(row["x"]), np.array(row["y"])
     several = figure.subplots(1, len(_MEANS), sharey=True)
     for axes, (name, label) in zip(several, _MEANS.items(), strict=True):

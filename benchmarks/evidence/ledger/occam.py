@@ -19,6 +19,7 @@ from benchmarks.evidence.ledger.claims import (
     array,
     claims_by,
     graded,
+    mean_and_error,
     with_error,
 )
 from gpclml.evaluation import log_marginal_likelihood
@@ -31,10 +32,6 @@ _DIMENSIONS, _INTRINSIC, _SPREAD = 10, 5, 0.1
 _SIZES = (20, 50, 100, 200, 500, 1000, 2000)
 _SOURCE = "Lotfi et al. 2022, Section 3"
 _claim = partial(Claim, _SOURCE)
-
-
-def _cells() -> list[dict[str, Any]]:
-    return [{"seed": seed, "sizes": _SIZES} for seed in range(100)]
 
 
 def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,8 +96,7 @@ def _penalty(cells: pandas.DataFrame) -> Claim:
     lml = array(cells["lml"])
     lost = lml[..., _TRUE - 1] - lml[..., -1]  # by all the columns that say nothing
     slopes = np.polyfit(np.log(sizes), lost.T, 1)[0] / (_COLUMNS - _TRUE)
-    # One data set has no error: anything agrees with it.
-    error = slopes.std(ddof=1) / math.sqrt(len(slopes)) if len(slopes) > 1 else math.inf
+    error = mean_and_error(slopes)[1]
     return _claim(
         "Each parameter that is not needed costs half the logarithm of n.",
         "1/2 (Schwarz 1978)",
@@ -142,7 +138,8 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 
 
 EXPERIMENT = Experiment(
-    "occam", "What the evidence is for: the true dimension", _cells, run_cell,
+    "occam", "What the evidence is for: the true dimension",
+    lambda: [{"seed": seed, "sizes": _SIZES} for seed in range(100)], run_cell,
     claims_by(_nested, _penalty, _components), _draw,
 )  # fmt: skip
 """Lotfi et al. (2022), Section 3."""

@@ -188,7 +188,7 @@ def _depths(cells: pandas.DataFrame) -> Claim:
         "drawn, without figures",
         f"three layers and one, raw inputs: {texts['raw']}",
         graded(*holds),
-        f"On standardized inputs: {texts.get('standardized', 'not run')}. Which inputs and units "
+        f"On standardized inputs: {texts['standardized']}. Which inputs and units "
         "the paper has is not stated; ReLU units and raw inputs are our choice.",
         rule="on raw inputs evidence larger, error and predictive deviation at training points "
         "smaller with three layers, each by two standard errors over starts",

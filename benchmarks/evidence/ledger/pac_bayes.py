@@ -31,11 +31,6 @@ _SCORES = ("lml", "clml")
 _SOURCE = "Lotfi et al. 2022, Section 9"
 
 
-def _cells() -> list[dict[str, Any]]:
-    common = {"data_sets": 1000, "orders": 10, "delta": 0.1}
-    return [common | {"seed": n, "num_data": n} for n in (10, 25, 50, 100, 200, 400, 1000)]
-
-
 def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     """Evidence, bounds and risk of logistic classifiers by the width of their prior.
 
@@ -251,11 +246,8 @@ def _tightness(rows: pandas.DataFrame) -> Claim:
     lines, tighter = [], []
     for n, lml, clml in zip(rows["num_data"], rows["lml_bound"], rows["clml_bound"], strict=True):
         # Widths at which seeing half of the data pays.
-        tighter_widths = [
-            lml_value > clml_value for lml_value, clml_value in zip(lml, clml, strict=True)
-        ]
-        tighter.append(sum(tighter_widths))
-        lines.append(f"n={n:g} {sum(tighter_widths)} of {len(tighter_widths)}")
+        tighter.append(int(np.greater(lml, clml).sum()))
+        lines.append(f"n={n:g} {tighter[-1]} of {len(lml)}")
     last = rows.iloc[-1]
     lml, clml, risk = (last[name][-1] for name in ("lml_bound", "clml_bound", "risk"))
     return Claim(
@@ -300,7 +292,11 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 
 
 EXPERIMENT = Experiment(
-    "pac-bayes", "PAC-Bayes bounds by the evidence and by its conditional", _cells, run_cell,
-    _claims, _draw, size=(10.5, 3.0),
+    "pac-bayes", "PAC-Bayes bounds by the evidence and by its conditional",
+    lambda: [
+        {"data_sets": 1000, "orders": 10, "delta": 0.1, "seed": n, "num_data": n}
+        for n in (10, 25, 50, 100, 200, 400, 1000)
+    ],
+    run_cell, _claims, _draw, size=(10.5, 3.0),
 )  # fmt: skip
 """Lotfi et al. (2022), Section 9."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import itertools
 import json
 import os
@@ -16,7 +14,7 @@ from typing import Any
 import pandas
 
 from benchmarks._figures import new_figure, save_figure
-from benchmarks._tables import code, describe_cells, section, table
+from benchmarks._tables import code, describe_cells, read_csv, section, table, write_csv
 from benchmarks.evidence.ledger import (
     banana,
     density,
@@ -301,13 +299,7 @@ def write_rows(path: str | os.PathLike[str], csv: str | os.PathLike[str]) -> Non
         for row in load_rows(path)
         if "metrics" in row and row["configuration"].get("experiment") in EXPERIMENTS
     ]  # fmt: skip
-    lines = "".join(f"# {line}\n" for line in _about(path, ledger_cells(path)))
-    text = lines + pandas.DataFrame(rows).to_csv(index=False)
-    try:
-        # No time of day: the same cells give the same bytes.
-        Path(csv).write_bytes(gzip.compress(text.encode(), mtime=0))
-    except OSError as error:
-        raise DataError(f"{csv}: cannot be written ({error}). Name another file.") from error
+    write_csv(pandas.DataFrame(rows), csv, _about(path, ledger_cells(path)))
 
 
 def _rounded(value: Any) -> Any:
@@ -326,8 +318,7 @@ def is_rows(path: str | os.PathLike[str]) -> bool:
 def _read_rows(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows of a file of :func:`write_rows`, and the lines at its head."""
     try:
-        text = gzip.decompress(Path(path).read_bytes()).decode()
-        rows = pandas.read_csv(io.StringIO(text), comment="#")
+        rows, lines = read_csv(path)
         records = [
             {"seconds": row["seconds"]}
             | {name: json.loads(row[name]) for name in ("configuration", "metrics")}
@@ -335,8 +326,7 @@ def _read_rows(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], list
         ]
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{path}: no rows of the ledger ({error}).") from error
-    lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
-    return records, [line.removeprefix("# ") for line in lines]
+    return records, lines
 
 
 def _verdict(claim: Claim, differences: Differences) -> str:

@@ -278,23 +278,17 @@ _FIGURES = {
 def _linear_claims(cells: pandas.DataFrame) -> list[Claim]:
     few, many = cells[cells["steps"] > 0], cells[cells["steps"] == 0]
     rankings = {
-        problem: _ranking(problem, some, few[few["problem"] == problem])
+        problem: _ranking(problem, *(some[some["problem"] == problem] for some in (many, few)))
         for problem in _FIGURES
-        if len(some := many[many["problem"] == problem])
     }
     # The text has 15 informative features and the scripts five: one claim, tried with both.
     informative = {
         f"{number} informative": rankings.pop(problem)
         for number, problem in ((_INFORMATIVE, "features"), (_FEW, "features, five"))
-        if problem in rankings
     }
-    claims = [*rankings.values(), *([together(informative)] if informative else [])]
-    if len(few):
-        claims += [_draw_gap(few), _gap(few), _order(few), _descent_agrees(few)]
-        one_prior = few[few["problem"] == "features, one prior"]
-        if len(one_prior):
-            claims.append(_growth(one_prior, few[few["problem"] == "features"]))
-    return claims
+    named = (few[few["problem"] == problem] for problem in ("features, one prior", "features"))
+    claims = [*rankings.values(), together(informative)]
+    return [*claims, _draw_gap(few), _gap(few), _order(few), _descent_agrees(few), _growth(*named)]
 
 
 def _ranks(cells: pandas.DataFrame, names: Sequence[str]) -> tuple[str, dict[str, Any]]:
@@ -312,17 +306,15 @@ def _ranking(problem: str, cells: pandas.DataFrame, few: pandas.DataFrame) -> Cl
     n = f"n = {cells['num_points'].iloc[0]:g}"
     ranked, l_ranks = _ranks(cells, ("expected", "multi_sample", "gaussian"))
     images = f" ({' and '.join(sorted(cells['data'].unique()))})" if problem == "frequency" else ""
-    ours, remark = f"{n}: {ranked}", ""
-    if len(few):
-        small, few_ranks = _ranks(few, list(_NAMES))
-        ours += f"; the scripts' n = {few['num_points'].iloc[0]:g}: {small}"
-        # Said only where the few points of the scripts fail the rule.
-        if few_ranks["rank"] < 0.895:
-            remark = (
-                "With the few points of the authors' scripts L is unreliable where it ranks models "
-                "otherwise, because its first terms, which are predictions from the prior, decide "
-                "it."
-            )
+    small, few_ranks = _ranks(few, list(_NAMES))
+    ours = f"{n}: {ranked}; the scripts' n = {few['num_points'].iloc[0]:g}: {small}"
+    # Said only where the few points of the scripts fail the rule.
+    remark = (
+        "With the few points of the authors' scripts L is unreliable where it ranks models "
+        "otherwise, because its first terms, which are predictions from the prior, decide it."
+        if few_ranks["rank"] < 0.895
+        else ""
+    )
     if problem.startswith("features"):
         setting = array(cells["setting"])[0]
         chosen = {int(setting[index]) for index in array(cells["lml"]).argmax(1)}
@@ -381,13 +373,7 @@ def _gap(cells: pandas.DataFrame) -> Claim:
 def _growth(cells: pandas.DataFrame, own_prior: pandas.DataFrame) -> Claim:
     gap = array(cells["lml"]) - array(cells["expected"])
     steps = np.diff(gap).T
-    remark = ""
-    if len(own_prior):
-        other = array(own_prior["lml"]) - array(own_prior["expected"])
-        remark = (
-            "With the prior variance 1/k² of k features, as in the authors' script, it goes from "
-            f"{with_error(other[:, 0], 1)} to {with_error(other[:, -1], 1)} nats."
-        )
+    other = array(own_prior["lml"]) - array(own_prior["expected"])
     return Claim(
         "Lyle et al. 2020, Section 4.1",
         "The gap LML - L grows with the number of features.",
@@ -396,7 +382,8 @@ def _growth(cells: pandas.DataFrame, own_prior: pandas.DataFrame) -> Claim:
         f"{with_error(gap[:, -1], 1)} with {cells['setting'].iloc[0][-1]}, each step up: "
         + ", ".join(with_error(step, 1) for step in steps),
         graded(*(differs(step, 1) for step in steps)),
-        remark,
+        "With the prior variance 1/k² of k features, as in the authors' script, it goes from "
+        f"{with_error(other[:, 0], 1)} to {with_error(other[:, -1], 1)} nats.",
         rule="each step up by two standard errors",
         kind="question",
     )
@@ -444,15 +431,11 @@ def _flat(cells: pandas.DataFrame, name: str) -> NDArray[np.float64]:
 
 def _draw_linear(cells: pandas.DataFrame, figure: Figure) -> None:
     few, many = cells[cells["steps"] > 0], cells[cells["steps"] == 0]
-    problems = [name for name in PROBLEMS if (cells["problem"] == name).any()]
-    axes = figure.subplots(1, len(problems) + 2)
-    for panel, problem in zip(axes, problems, strict=False):
-        some = many if (many["problem"] == problem).any() else few
-        _draw_problem(panel, some[some["problem"] == problem], problem)
+    axes = figure.subplots(1, len(PROBLEMS) + 2)
+    for panel, problem in zip(axes, PROBLEMS, strict=False):
+        _draw_problem(panel, many[many["problem"] == problem], problem)
     axes[0].set_ylabel("nats a point")
     axes[0].legend(fontsize=9)
-    if not len(few):
-        return
     for name, label in (("gap", "exact draws"), ("gap_descent", "descent")):
         gaps = array(few[name])
         axes[-2].loglog((1, *_DRAWS), (gaps / gaps[:, :1]).mean(0), marker=".", label=label)
@@ -572,14 +555,12 @@ def run_combination(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _combination_claims(cells: pandas.DataFrame) -> list[Claim]:
-    problems = _problems(cells)
     claims = (_alike, _concurrent, _compared, _flexible, _prior_weights)
-    return [claim(problems) for claim in claims]
+    return [claim(_problems(cells)) for claim in claims]
 
 
 def _problems(cells: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
-    named = {name: cells[cells["problem"] == name] for name in _SETTINGS}
-    return {name: some for name, some in named.items() if len(some)}
+    return {name: cells[cells["problem"] == name] for name in _SETTINGS}
 
 
 def _correlations(cells: pandas.DataFrame, scheme: str, score: str = "lml") -> NDArray[np.float64]:

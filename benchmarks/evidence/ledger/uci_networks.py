@@ -252,36 +252,33 @@ def _as_published(
     after = ", with a step on them after every epoch" if every_epoch else ""
     names = {"full": "the full GGN", "ef": "the full empirical Fisher", "kronecker": "KFAC"}
     claims = []
-    for index, method in enumerate(_COLUMNS):
-        if method not in names:
-            continue
+    for method, words in names.items():
         lines, published = [], []
         apart: dict[str, list[str]] = {"better": [], "worse": []}
         for data in PUBLISHED:
             if method not in tables.get(data, {}):
                 continue
-            value, error = PUBLISHED[data][index]
+            value, error = PUBLISHED[data][_COLUMNS.index(method)]
             mean, ours = mean_and_error(tables[data][method])
             published.append(f"{data} {value:.2f} ± {error:.2f}")
             within = abs(mean - value) <= 2 * math.hypot(error, ours)
             lines.append((f"{data} {with_error(tables[data][method], 2)}", within))
             if not within:
                 apart["better" if mean < value else "worse"].append(data)
-        if lines:
-            text, verdict = listed(lines)
-            claims.append(
-                _claim(
-                    "Test NLL of networks whose hyperparameters are learned online by the "
-                    f"evidence with {names[method]}{after}.",
-                    "; ".join(published),
-                    text + "".join(f"; {w} on: {', '.join(on)}" for w, on in apart.items() if on),
-                    verdict,
-                    "" if every_epoch else _REMARK,
-                    rule="on each set within two combined standard errors of the published; what "
-                    "is better or worse by more does not count",
-                    doubt=_DOUBT,
-                )
+        text, verdict = listed(lines)
+        claims.append(
+            _claim(
+                "Test NLL of networks whose hyperparameters are learned online by the "
+                f"evidence with {words}{after}.",
+                "; ".join(published),
+                text + "".join(f"; {w} on: {', '.join(on)}" for w, on in apart.items() if on),
+                verdict,
+                "" if every_epoch else _REMARK,
+                rule="on each set within two combined standard errors of the published; what "
+                "is better or worse by more does not count",
+                doubt=_DOUBT,
             )
+        )
     return claims
 
 
