@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
 from typing import Any, Literal, Self, cast
 
@@ -289,8 +289,14 @@ class LastSoftmax(Curvature):
     probabilities: Tensor
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the factors."""
-        return {**vars(self), "_last": []}
+        """Without what is computed from the rest."""
+        return {field.name: vars(self)[field.name] for field in fields(self)}
+
+    @cached_property
+    def _products(self) -> tuple[Tensor, Tensor]:
+        """U, ``(C, d, N)``, and B, ``(C, d, d)``, which no hyperparameter changes."""
+        u = self.probabilities.mT.unsqueeze(1) * self.inputs.mT
+        return u, u @ self.inputs
 
     @cached_property
     def _last(self) -> list[Any]:
@@ -346,16 +352,15 @@ class LastSoftmax(Curvature):
         # A search ends where it has been last, and predictions go on from there.
         if self._last and torch.equal(self._last[0], root) and self._last[1] == scale:
             return self._last[2]
-        a = root.unsqueeze(-1) * self.inputs.mT  # R A, (C, d, N)
-        weighted = a * self.probabilities.mT.unsqueeze(1)  # R U
-        eye = torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
-        factor = safe_cholesky(eye + scale * weighted @ a.mT)
+        u, b = self._products
+        eye = torch.eye(b.shape[-1], dtype=b.dtype, device=b.device)
+        factor = safe_cholesky(eye + scale * root.unsqueeze(-1) * b * root.unsqueeze(-2))
         inverse = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
-        seen = inverse @ weighted
+        seen = (inverse * root.unsqueeze(-2)) @ u
         flat = seen.flatten(0, 1)
         # Under vague priors the difference from one is rounding, by which the diagonal is raised.
-        inner = torch.eye(len(flat.mT), dtype=a.dtype, device=a.device)
-        inner *= 1 + len(inner) * torch.finfo(a.dtype).eps
+        inner = torch.eye(len(flat.mT), dtype=b.dtype, device=b.device)
+        inner *= 1 + len(inner) * torch.finfo(b.dtype).eps
         inner = safe_cholesky(inner - scale * (flat.mT @ flat))
         solved = torch.linalg.solve_triangular(inner, flat.mT, upper=False)
         half = inner.diagonal().log().sum() - inverse.diagonal(dim1=-2, dim2=-1).log().sum()
@@ -374,7 +379,8 @@ class LastSoftmax(Curvature):
         def vjp(grad: Tensor) -> Gradients:
             # Variances V of weights in units of the prior: the logarithm of a precision has the
             # slope V - 1, that of the scale their sum with the sign turned.
-            variances = inverse.square().sum(-2) + scale * (solved @ inverse).square().sum(-2)
+            outer = inverse + scale * (solved.mT @ solved @ inverse)
+            variances = (inverse * outer).sum(-2)
             slope = grad * (variances - 1)
             width = slope.shape[1] - (self.bias is not None)
             slopes = dict(zip(self.names, (slope[:, :width], slope[:, width:]), strict=False))
