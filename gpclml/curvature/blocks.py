@@ -70,11 +70,12 @@ class Full(Structure):
             return columns[-1]
 
         gradients = dict(layer_gradients(module, x, noted))
-        if isinstance(cotangents, SoftmaxColumns) and self.form == "smaller":
+        # Woodbury's form has no derivative with respect to the points.
+        is_free = self.form == "smaller" and not x.requires_grad
+        if isinstance(cotangents, SoftmaxColumns) and is_free:
             probabilities = cotangents.probabilities
             block = LastSoftmax.from_gradients(gradients, columns[-1], probabilities)
-            # It has no derivative with respect to points.
-            if block is not None and not x.requires_grad:
+            if block is not None:
                 return block
         return Block.from_gradients(gradients, self.form)
 
@@ -422,8 +423,8 @@ class LastSoftmax(Curvature):
             moved = inverse @ (root.unsqueeze(-1) * a.mT)  # (C, d, points)
             low = (solved @ moved).permute(1, 2, 0).flatten(1)  # (N, points C)
             blocks = _group_products(low, together * len(moved)) * scale
-            own = moved.mT.unflatten(1, (-1, together))  # (C, groups, q, d)
-            per_class = (own @ own.mT).permute(1, 2, 3, 0)  # (groups, q, q, C)
+            points = moved.mT.unflatten(1, (-1, together))  # (C, groups, q, d)
+            per_class = (points @ points.mT).permute(1, 2, 3, 0)  # (groups, q, q, C)
             view = blocks.unflatten(2, (together, -1)).unflatten(1, (together, -1))
             view.diagonal(dim1=2, dim2=4).add_(per_class)
             return blocks.to(gradients[self.weight].gradients)

@@ -163,10 +163,12 @@ class LowRank(Structure):
 
     rank: int = 100
 
+    def __post_init__(self) -> None:
+        check_counts(rank=self.rank)
+
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> LowRankCurvature:
         """The largest directions; see :meth:`Structure.of`."""
-        check_counts(rank=self.rank)
         return sum_over_chunks(self._of, module, x, cotangents, all_columns=True, dense=True)
 
     def _of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> LowRankCurvature:

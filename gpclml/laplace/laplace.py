@@ -306,12 +306,12 @@ class Laplace:
         else:
             mll = before.mll
         prior, evidence = mll.model.prior, before
-        rest = progress_bar(batches, desc="batches", progress=progress)
+        others = progress_bar(batches, desc="batches", progress=progress)
         try:
             mll.num_data = _UNKNOWN
             # Weights outside the posterior are constants, of which no curvature is computed.
             with trained_only(self.network, self.names):
-                for x, y in itertools.chain([first], rest):
+                for x, y in itertools.chain([first], others):
                     more = mll.evidence_of(x, y)
                     evidence = more if evidence is None else evidence + more
         finally:
@@ -759,7 +759,10 @@ class Laplace:
     @torch.no_grad()
     @checked
     def largest_variances(self, count: int) -> Tensor:
-        """The weights of the largest variances, of which a subnetwork may be made.
+        r"""The weights of the largest posterior variances, of which a subnetwork may be made.
+
+        These are :math:`1 / (h + \delta)` for curvature h and prior precision :math:`\delta`
+        (Daxberger et al. 2021).
 
         Args:
             count: Number of weights.

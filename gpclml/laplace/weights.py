@@ -70,7 +70,7 @@ def chosen_weights(network: torch.nn.Module, weights: Tensor) -> dict[str, Tenso
         ArgumentError: There is none, or one is not that of a weight.
         ShapeError: The mask has another length.
     """
-    named = dict(network.named_parameters())
+    weights, named = weights.cpu(), dict(network.named_parameters())
     total = sum(p.numel() for p in named.values())
     if weights.ndim != 1 or (weights.dtype == torch.bool and len(weights) != total):
         expected = f"numbers of weights, (m,), or a mask ({total},)"
