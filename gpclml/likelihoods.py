@@ -547,6 +547,30 @@ def tilted_moments(
         at = density.derivatives(mean / root, y)
         slope = variance / root * at.first
         return at.log_prob, mean + slope, variance * (1 + variance / (1 + variance) * at.second)
+    log_mass, mode, away, shares = _tilted_nodes(density, mean, variance, y)
+    first = (shares * away).sum(-1)
+    second = (shares * (away - first.unsqueeze(-1)).square()).sum(-1)
+    return log_mass, mode + first, second
+
+
+def tilted_parameter_gradients(
+    density: TargetDensity, mean: Tensor, variance: Tensor, y: Tensor, weight: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Gradients of the weighted sum of the masses' logarithms for the likelihood's parameters."""
+    if not density.parameters:
+        return []
+    _, mode, away, shares = _tilted_nodes(density, mean, variance, y)
+    weights = weight.unsqueeze(-1) * shares
+    none = torch.zeros_like(weights)
+    # Far nodes count nowhere, but derivatives of a density there may be no numbers.
+    f = mode.unsqueeze(-1) + torch.where(shares > 1e-20, away, 0.0)
+    return density.parameter_gradients(f, y.unsqueeze(-1), (weights, none, none))
+
+
+def _tilted_nodes(
+    density: TargetDensity, mean: Tensor, variance: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The mass's logarithm, the mode, and nodes less the mode with their shares of the mass."""
     t = torch.linspace(-_SINH_REACH, _SINH_REACH, _NODES, dtype=mean.dtype, device=mean.device)
     log_step = (2 * _SINH_REACH / (_NODES - 1) * t.cosh()).log()
     mode, width = _tilted_mode(density, mean, variance, y)
@@ -556,10 +580,7 @@ def tilted_moments(
     normal = torch.distributions.Normal(mean.unsqueeze(-1), deviation, False).log_prob(f)
     terms = density.log_prob(f, y.unsqueeze(-1)) + normal + log_step
     log_mass = torch.logsumexp(terms, -1)
-    shares = (terms - log_mass.unsqueeze(-1)).exp()
-    first = (shares * away).sum(-1)
-    second = (shares * (away - first.unsqueeze(-1)).square()).sum(-1)
-    return log_mass + width.log(), mode + first, second
+    return log_mass + width.log(), mode, away, (terms - log_mass.unsqueeze(-1)).exp()
 
 
 def _tilted_mode(density: Any, mean: Tensor, variance: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-r"""Laplace's approximation of Gaussian processes whose targets are not Gaussian given the latents.
+r"""Laplace's approximation, and expectation propagation, where targets are not Gaussian.
 
 With the prior :math:`f \sim \mathcal N(m, K)` and independent targets, the posterior of the latent
 values is approximated by a normal at its mode (Rasmussen and Williams 2006, Section 3.4). There,
@@ -12,9 +12,9 @@ and new latent values have the mean :math:`m_* + K_*^\top a` and lose the varian
 others is the difference of two such evidences, that of all and that of the others, each at a mode
 of its own: with the mode of all, scales of the prior run away.
 
-For classes posteriors are better by expectation propagation (:func:`find_sites`), which starts from
-the mode. All of it is computed in float64, whose digits the search for a mode and its third
-derivatives need.
+For classes posteriors and evidences are better by expectation propagation (:func:`find_sites`),
+which starts from the mode and replaces each target's density by a normal one. All of it is computed
+in float64, whose digits the search for a mode and its third derivatives need.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -50,6 +50,7 @@ from gpclml.likelihoods import (
     TargetPrediction,
     target_density,
     tilted_moments,
+    tilted_parameter_gradients,
 )
 from gpclml.linalg import (
     ConditionedBlock,
@@ -68,7 +69,7 @@ _MOST_STEPS = 100  # of Newton's method, which takes about five
 _LAST_GAIN, _LAST_SLOW_GAIN = 1e-12, 1e-20
 _MATRICES = 9  # n x n at the peak of an evaluation with its gradient
 _NUMBERS_AT_ONCE = 1 << 22  # in the covariances of a batch of blocks
-_MOST_SWEEPS, _LEAST_CHANGE = 500, 1e-6  # of expectation propagation
+_MOST_SWEEPS, _LEAST_CHANGE = 500, 1e-8  # of expectation propagation
 _GROWS = 1.05  # by which a change that is worse than the last is greater
 _LEAST_VARIANCE = 1e-300
 _LEAST_CURVATURE = 1e-13  # where it divides
@@ -77,8 +78,8 @@ _SHORTEST = 1e-8  # share of a step that is tried before a mode is given up
 Approximation = Literal["laplace", "ep"]
 """Laplace's approximation, or expectation propagation."""
 
-Starts = dict[int, Tensor]
-"""Weights a of modes that were found before, by the number of points, to start from."""
+Starts = dict[int, tuple[Tensor, ...]]
+"""What modes or sites were found before, by the number of points, to start from."""
 
 
 class _Curvature:
@@ -194,8 +195,19 @@ class Mode:
         value = fit - 0.5 * self.curvature.log_det
         return torch.where(torch.as_tensor(self.curvature.is_definite), value, torch.nan)
 
+    @property
+    def start(self) -> tuple[Tensor, ...]:
+        """What the search for a similar mode starts from."""
+        return (self.weights,)
+
+    @property
+    def sites(self) -> tuple[Tensor, Tensor]:
+        """Precisions and shifts of :class:`Sites` under which the posterior is this one."""
+        precision = -self.at.second
+        return precision, self.at.first + precision * (self.latent - self.mean)
+
     def gradients(self, K: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Of the evidence: for K, for m, and the weights of the gradient for hyperparameters.
+        """Of the evidence: for K, for m, and the weights of :meth:`parameter_gradients`.
 
         The mode moves with all of them, and W with it; the evidence feels this by log |I + K W|.
         Log density, first and second derivative of each target are weighted by the last.
@@ -209,6 +221,12 @@ class Mode:
         grad_matrix = 0.5 * (outer + outer.mT - R)
         of_targets = torch.ones_like(a), _times(K, implicit), 0.5 * variance
         return grad_matrix, a + implicit, of_targets
+
+    def parameter_gradients(
+        self, density: TargetDensity, targets: Tensor, weights: tuple[Tensor, ...]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """For the likelihood's parameters."""
+        return density.parameter_gradients(self.latent, targets, cast(Any, weights))
 
 
 def find_mode(
@@ -276,26 +294,69 @@ def find_mode(
     return Mode(f, a, at, mean, curvature)
 
 
-class Sites(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Sites:
     """Expectation propagation: each target's density replaced by a normal one of its latent value.
 
     Attributes:
-        weights: a as of a :class:`Mode`, by which new latent values are predicted, ``(*batch, n)``.
-        curvature: Factors with the precisions of the sites in place of W.
+        latent, weights: Means of latent values and a = K⁻¹ (latent - m), ``(*batch, n)``.
+        precision, shift: Of the sites: each is exp(shift f - precision f² / 2) of f less its prior
+            mean.
+        mean, curvature: The prior mean m, and factors with the precisions of the sites as W.
         cavity_mean, cavity_variance: Of latent values without their own target, ``(*batch, n)``.
+        log_mass: Logarithm of each target's density, averaged over that.
     """
 
+    latent: Tensor
     weights: Tensor
+    precision: Tensor
+    shift: Tensor
+    mean: Tensor
     curvature: _Curvature
     cavity_mean: Tensor
     cavity_variance: Tensor
+    log_mass: Tensor
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """The approximation of log p(y), ``(*batch,)`` (Rasmussen and Williams 2006, Eq. 3.65)."""
+        variance, away = self.cavity_variance, self.cavity_mean - self.mean
+        scale = 1 + self.precision * variance
+        square = self.precision * away.square() - self.shift * (2 * away + self.shift * variance)
+        sites = self.log_mass + 0.5 * (scale.log() + square / scale)
+        whole = self.shift * (self.latent - self.mean)
+        return (sites + 0.5 * whole).sum(-1) - 0.5 * self.curvature.log_det
+
+    @property
+    def start(self) -> tuple[Tensor, ...]:
+        """What the search for similar sites starts from."""
+        return self.precision, self.shift
+
+    def gradients(self, K: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor]]:
+        """As those of a :class:`Mode`; the evidence is stationary in the sites."""
+        R, _ = self.curvature.r_and_variance(K)
+        a = self.weights
+        return 0.5 * (a.unsqueeze(-1) * a.unsqueeze(-2) - R), a, (torch.ones_like(a),)
+
+    def parameter_gradients(
+        self, density: TargetDensity, targets: Tensor, weights: tuple[Tensor, ...]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """For the likelihood's parameters."""
+        return tilted_parameter_gradients(
+            density, self.cavity_mean, self.cavity_variance, targets, *weights
+        )
 
 
 @torch.no_grad()
 def find_sites(
-    K: Tensor, mode: Mode, density: TargetDensity, targets: Tensor, observed: Tensor | None
+    K: Tensor,
+    prior_mean: Tensor,
+    density: TargetDensity,
+    targets: Tensor,
+    observed: Tensor | None,
+    start: tuple[Tensor, Tensor],
 ) -> Sites:
-    r"""Expectation propagation, all sites at once, from those of Laplace's approximation.
+    r"""Expectation propagation, all sites at once, from given precisions and shifts.
 
     A site of precision :math:`\tau_i` is such that the normal without it, times the target's
     density, has the mean and the variance of the normal with it (Minka 2001; Rasmussen and Williams
@@ -303,10 +364,8 @@ def find_sites(
     more the larger the scale of the prior; these moments have no such bias. The density has to be
     log-concave. A NotConvergedError says that sites still change after 500 sweeps.
     """
-    prior_mean = mode.mean
-    precision = -mode.at.second
-    # Of z and the precision W their product, which is finite where W is zero.
-    shift = mode.at.first + precision * (mode.latent - prior_mean)
+    precision, shift = start
+    prior_mean = prior_mean.expand_as(precision)
     step, change = 1.0, math.inf
     kept, moves = (precision, shift), None
     for _ in range(_MOST_SWEEPS):
@@ -318,19 +377,24 @@ def find_sites(
         away = mean - prior_mean
         cavity_mean = mean - cavity_variance * (shift - precision * away)
         flat = (x.reshape(-1) for x in (cavity_mean, cavity_variance, targets.expand_as(mean)))
-        _, tilted_mean, tilted = (x.reshape(mean.shape) for x in tilted_moments(density, *flat))
+        log_mass, tilted_mean, tilted = (
+            x.reshape(mean.shape) for x in tilted_moments(density, *flat)
+        )
         new_precision = (1 / tilted - 1 / cavity_variance).clamp_min(0.0)
         new_shift = (tilted_mean - prior_mean) / tilted
         new_shift = new_shift - (cavity_mean - prior_mean) / cavity_variance
         # In deviations of the latent values, whose moments the sites are to match.
         moved = ((tilted_mean - mean).square() / variance).sqrt() + (tilted / variance - 1).abs()
         if observed is not None:
-            new_precision, new_shift, moved = (
-                torch.where(observed, x, 0.0) for x in (new_precision, new_shift, moved)
+            new_precision, new_shift, moved, log_mass = (
+                torch.where(observed, x, 0.0) for x in (new_precision, new_shift, moved, log_mass)
             )
         last, change = change, moved.max().item()
         if change < _LEAST_CHANGE:
-            return Sites(weights, curvature, cavity_mean, cavity_variance)
+            return Sites(
+                mean, weights, precision, shift, prior_mean, curvature, cavity_mean,
+                cavity_variance, log_mass,
+            )  # fmt: skip
         # Of points that tell the same about each other all sites at once go too far. Then half of
         # the way is gone from where they were.
         if moves is not None and not change < _GROWS * last:
@@ -355,7 +419,7 @@ class LatentObservations(Observations):
         targets: ``(*batch, n)``; any number where missing.
         mean: Prior mean of the latent values, ``(*batch, n)``.
         starts: Modes found before, from which others start; replaced by what is found.
-        approximation: That of posteriors and of single targets given all others.
+        approximation: Of evidences and posteriors.
     """
 
     is_gaussian = False
@@ -376,7 +440,7 @@ class LatentObservations(Observations):
 
     @cached_property
     def covariance(self) -> LatentCovariance:
-        """By Laplace's approximation, whatever the structure of the prior covariance."""
+        """By the approximation, whatever the structure of the prior covariance."""
         size = self.shape.numel()
         if size > SMALL:
             environment.check_memory(
@@ -422,9 +486,11 @@ class LatentObservations(Observations):
     def road(self, solver: Solver, blocks: Sequence[Tensor]) -> Road:
         """Which way an evaluation goes, and why not a faster one."""
         gram = closed_form_of(self.latent, dense=True)
+        is_laplace = self.approximation == "laplace"
+        name = "Laplace's approximation" if is_laplace else "expectation propagation"
         if isinstance(gram, Reason):
-            return Road("GPyTorch's kernel, Laplace's approximation", gram)
-        return Road("closed form, Laplace's approximation")
+            return Road(f"GPyTorch's kernel, {name}", gram)
+        return Road(f"closed form, {name}")
 
 
 def latent_observations(
@@ -461,7 +527,7 @@ def latent_observations(
 
 
 class LatentCovariance(ExactCovariance):
-    """Densities of targets by Laplace's approximation, with the interface of a covariance.
+    """Densities of targets by an approximation, with the interface of a covariance.
 
     The residuals that its methods are given count nowhere: targets and prior mean are its own. The
     matrix is the prior covariance of the latent values, ``(*batch, n, n)``, differentiable as the
@@ -490,23 +556,35 @@ class LatentCovariance(ExactCovariance):
     @cached_property
     def mode(self) -> Mode:
         """That of all latent values."""
-        n = self.shape[-1]
-        mode = self._mode_of(slice(None), self._starts.get(n))
-        self._starts[n] = mode.weights
-        return mode
+        return self._mode_of(slice(None), None)
 
     @cached_property
-    def sites(self) -> Sites:
-        """Those of expectation propagation.
+    def approximated(self) -> Mode | Sites:
+        """What the approximation makes of all targets.
 
         Raises:
-            UnsupportedError: The log density is not concave at the mode, as of a Student-t.
+            UnsupportedError: Expectation propagation, and the log density is not concave, as of a
+                Student-t.
         """
-        if bool((self.mode.at.second > 0).any()):
-            kind = type(self._density.likelihood).__name__
-            raise UnsupportedError("approximation", f"'ep' of {kind}", "'laplace'")
-        targets = self.targets.detach().double()
-        return find_sites(self._prior, self.mode, self._density, targets, self.observed)
+        n = self.shape[-1]
+        approximated = self._approximated(slice(None), self._starts.get(n))
+        self._starts[n] = approximated.start
+        return approximated
+
+    def _approximated(self, rows: Any, start: tuple[Tensor, ...] | None) -> Mode | Sites:
+        """Of some of the targets, from what was found for similar ones."""
+        if self.approximation == "laplace":
+            return self._mode_of(rows, None if start is None else start[0])
+        if start is None:
+            start = self._mode_of(rows, None).sites
+            if bool((start[0] < 0).any()):
+                kind = type(self._density.likelihood).__name__
+                raise UnsupportedError("approximation", f"'ep' of {kind}", "'laplace'")
+        return find_sites(
+            self._rows(rows), self._prior_mean[..., rows], self._density,
+            self.targets[..., rows].detach().double(),
+            None if self.observed is None else self.observed[..., rows], cast(Any, start),
+        )  # fmt: skip
 
     def _mode_of(self, rows: Any, start: Tensor | None) -> Mode:
         observed = None if self.observed is None else self.observed[..., rows]
@@ -518,39 +596,41 @@ class LatentCovariance(ExactCovariance):
     def _rows(self, rows: Any) -> Tensor:
         return self._prior[..., rows, :][..., rows]
 
-    def _others(self, block: Tensor) -> tuple[Tensor, Mode | None]:
-        """The points outside a block, and their mode; None where there are none."""
+    def _others(self, block: Tensor) -> tuple[Tensor, Mode | Sites | None]:
+        """The points outside a block, and their approximation; None where there are none."""
         kept = torch.ones(self.shape[-1], dtype=torch.bool)
         kept[block] = False
         others = kept.nonzero().squeeze(-1).to(self.device)
         if not len(others):
             return others, None
-        return others, self._mode_of(others, self.mode.weights[..., others])
+        start = tuple(values[..., others] for values in self.approximated.start)
+        return others, self._approximated(others, start)
 
     def held_out_log_density(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """The sum over blocks of log p(y_B | y_{-B}), each the difference of two evidences.
 
-        The cost is that of a mode for all points and one for each block's others, about five
-        factorizations each.
+        The cost is that of an approximation for all points and one for each block's others: about
+        five factorizations each for a mode, and ten and more for sites.
         """
         flat = [block for group in blocks for block in group.reshape(-1, group.shape[-1])]
-        value = len(flat) * self.mode.log_evidence
-        modes: list[tuple[float, Any, Mode]] = [(float(len(flat)), slice(None), self.mode)]
+        value = len(flat) * self.approximated.log_evidence
+        evidences: list[tuple[float, Any, Mode | Sites]] = []
+        evidences.append((float(len(flat)), slice(None), self.approximated))
         for block in flat:
-            others, mode = self._others(block)
-            if mode is not None:
-                value = value - mode.log_evidence
-                modes.append((-1.0, others, mode))
+            others, approximated = self._others(block)
+            if approximated is not None:
+                value = value - approximated.log_evidence
+                evidences.append((-1.0, others, approximated))
         matrix, mean = self.matrix, self.mean
 
         def vjp(grad: Tensor) -> Gradients:
             grad_matrix = torch.zeros_like(self._prior)
             grad_mean = torch.zeros_like(self._prior_mean)
             gradients: Gradients = []
-            for sign, rows, mode in modes:
+            for sign, rows, approximated in evidences:
                 weight = (sign * grad).unsqueeze(-1)
                 block = self._rows(rows)
-                matrix_term, mean_term, of_targets = mode.gradients(block)
+                matrix_term, mean_term, of_targets = approximated.gradients(block)
                 matrix_term = (weight.unsqueeze(-1) * matrix_term).sum_to_size(block.shape)
                 mean_term = (weight * mean_term).sum_to_size(grad_mean[..., rows].shape)
                 if isinstance(rows, slice):
@@ -563,9 +643,7 @@ class LatentCovariance(ExactCovariance):
                     seen = self.observed[..., rows]
                     weights = tuple(torch.where(seen, term, 0.0) for term in weights)
                 targets = self.targets[..., rows].detach().double()
-                gradients += self._density.parameter_gradients(
-                    mode.latent, targets, cast(Any, weights)
-                )
+                gradients += approximated.parameter_gradients(self._density, targets, weights)
             pairs = [(matrix, grad_matrix), (mean, grad_mean), *gradients]
             return [(t, fitted(g, t)) for t, g in pairs if t.requires_grad]
 
@@ -573,7 +651,7 @@ class LatentCovariance(ExactCovariance):
         return precomputed(Evaluated(value, tensors, vjp), mean.dtype)
 
     def block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-        """By a mode for each block's others; single points by their cavities, from one mode.
+        """By an approximation for each block's others; single points by their cavities, from one.
 
         Gradients are those of :meth:`held_out_log_density`; without any, blocks of one size are
         evaluated together.
@@ -582,7 +660,12 @@ class LatentCovariance(ExactCovariance):
         for group in blocks:
             if group.shape[-1] == 1 and len(group) > 1:
                 values.append(self._cavity(group.squeeze(-1))[0])
-            elif torch.is_grad_enabled() or len(self.shape) > 2 or len(group) == 1:
+            elif (
+                torch.is_grad_enabled()
+                or len(self.shape) > 2
+                or len(group) == 1
+                or (self.approximation == "ep")
+            ):
                 values += [
                     self.held_out_log_density(residual, [block.unsqueeze(0)]).unsqueeze(-1)
                     for block in group
@@ -614,10 +697,10 @@ class LatentCovariance(ExactCovariance):
         et al. 2016, Section 3.3); expectation propagation has it already. Targets are averaged over
         it by quadrature.
         """
-        mode, rows = self.mode, rows.to(self.device)
+        rows = rows.to(self.device)
         with torch.no_grad():
-            if self.approximation == "ep":
-                cavity, mean = self.sites.cavity_variance, self.sites.cavity_mean
+            if isinstance(mode := self.approximated, Sites):
+                cavity, mean = mode.cavity_variance, mode.cavity_mean
             else:
                 variance = mode.curvature.variance(self._prior)
                 cavity = variance / (1 - variance * mode.curvature.curvature)
@@ -644,14 +727,20 @@ class LatentCovariance(ExactCovariance):
         :math:`p(y \mid f) / \mathcal N(z \mid f, W^{-1})` (Rasmussen and Williams 2006, Section
         3.4). Where W is negative, n evidences a curve are subtracted from each other.
         """
-        mode, n = self.mode, self.shape[-1]
+        mode, n = self.approximated, self.shape[-1]
         W = mode.curvature.curvature
         if bool((W >= 0).all()):
             W = W.clamp_min(_LEAST_CURVATURE)
-            away = mode.at.first / W
-            ratio = mode.at.log_prob + 0.5 * (W * away.square() - W.log()) + HALF_LOG_2PI
+            if isinstance(mode, Sites):
+                z = mode.shift / W
+                noise = mode.cavity_variance + 1 / W
+                square = (z - mode.cavity_mean + self._prior_mean).square() / noise
+                ratio = mode.log_mass + 0.5 * (square + noise.log()) + HALF_LOG_2PI
+            else:
+                away = mode.at.first / W
+                ratio = mode.at.log_prob + 0.5 * (W * away.square() - W.log()) + HALF_LOG_2PI
+                z = mode.latent + away - self._prior_mean
             pseudo = DenseCovariance(self._prior + torch.diag_embed(1 / W))
-            z = mode.latent + away - self._prior_mean
             order = torch.arange(n).unsqueeze(0) if orders is None else orders
             return (pseudo.sequential(z, order) + ratio[..., order.to(self.device)]).to(self.dtype)
         orders = torch.arange(n).unsqueeze(0) if orders is None else orders
@@ -673,7 +762,7 @@ class LatentCovariance(ExactCovariance):
 
     def predictor(self, residual: Tensor, missing: Tensor | None = None) -> Predictor:
         """What the mode says of other latent values."""
-        return _LatentPredictor(self.sites if self.approximation == "ep" else self.mode)
+        return _LatentPredictor(self.approximated)
 
     def take(self, rows: Tensor) -> LatentCovariance:
         """See :class:`~gpclml.linalg.ExactCovariance`."""
@@ -701,7 +790,7 @@ class LatentCovariance(ExactCovariance):
 
     def condition_number(self) -> float:
         """Of the matrix that is factored at the mode, I + √W K √W."""
-        factor = self.mode.curvature.factor
+        factor = self.approximated.curvature.factor
         return float(torch.linalg.cond(factor)) ** 2
 
 

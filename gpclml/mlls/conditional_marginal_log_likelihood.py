@@ -83,12 +83,12 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
 
     Args:
         likelihood: A Gaussian likelihood of GPyTorch: homoskedastic, fixed noise, multitask; or
-            that of a :class:`~gpclml.models.LatentGP`, by Laplace's approximation.
+            that of a :class:`~gpclml.models.LatentGP`, by the model's approximation.
         model: An exact GP: of GPyTorch, or BoTorch's SingleTaskGP, MultiTaskGP,
             KroneckerMultiTaskGP. For a ModelListGP use
             :class:`~gpclml.mlls.SumMarginalLogLikelihood`. Or a ``LatentGP``, under whose
-            likelihood the density of a held-out block is the difference of two evidences, each at
-            a mode of its own.
+            likelihood the density of a held-out block is the difference of two evidences, each by
+            an approximation of its own.
         conditioning: Which points are held out; see above for the default.
         seed: Seed of all draws of held-out points. The state of the generator is part of
             ``state_dict()``, so that a resumed training draws the same points.
@@ -153,7 +153,9 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         self.conditioning = copy.deepcopy(conditioning) if is_own else conditioning
         self.seed = seed
         self._generator = seeded(seed)
-        self._starts: dict[int, Tensor] = {}  # of the modes that a line search goes through
+        # Of the modes or sites that a line search goes through.
+        self._starts: dict[int, tuple[Tensor, ...]] = {}
+        self._approximation: str | None = None  # that of the model
 
     @checked(late=True)
     def forward(
@@ -186,6 +188,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         data = observations(
             self.likelihood, function_dist, target, *params, checked=checked, **kwargs
         )
+        data = self._approximated(data)
         conditioning = self.conditioning or _DEFAULT
         # In eval mode the output is a posterior, of which all targets are scored.
         if not self.model.training:
@@ -265,9 +268,17 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         model = cast(ExactGP, self.model)
         check_train_mode(model)
         data: Any = training_observations(model, self.likelihood, **kwargs)
+        data = self._approximated(data)
         if not data.is_gaussian:  # a line search finds modes near those of its last step
             data = replace(data, starts=self._starts)
         return -self.objective_at(data, self._fixed_split(data))
+
+    def _approximated(self, data: Observations) -> Observations:
+        """Targets that are not Gaussian with the approximation of their model."""
+        if data.is_gaussian:
+            return data
+        approximation = self._approximation or getattr(self.model, "approximation", "laplace")
+        return replace(cast(Any, data), approximation=approximation)
 
     def train(self, mode: bool = True) -> Self:
         """As of any module; neighbours are looked up anew after it, and dropped in eval mode."""
@@ -313,7 +324,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
             prior = self._prior_at(torch.arange(1, device=targets.device))
             return neighbors_road(prior.lazy_covariance_matrix, size)
         with torch.no_grad():
-            data = training_observations(model, self.likelihood)
+            data = self._approximated(training_observations(model, self.likelihood))
             split = data.split(copy.deepcopy(self.conditioning or _DEFAULT), seeded(self.seed))
             observed, blocks = data.at(split)
             return observed.road(self.solver, blocks)
@@ -409,7 +420,7 @@ class LeaveOneOutPseudoLikelihood(ConditionalMarginalLogLikelihood):
 def _check_latent(
     likelihood: Likelihood, model: ExactGP, conditioning: Conditioning | None
 ) -> None:
-    """Refuses what Laplace's approximation has no held-out densities of."""
+    """Refuses what approximations have no held-out densities of."""
     kind = type(likelihood).__name__
     if not isinstance(model, ExactGP) or isinstance(
         getattr(model, "likelihood", None), _GaussianLikelihoodBase
@@ -421,7 +432,7 @@ def _check_latent(
         name = type(conditioning).__name__
         raise UnsupportedError(
             "conditioning", f"{name} under {kind}", "LastPoints, KFold or RandomHoldout",
-            "Each point would take a mode of its own; KFold(10) takes ten.",
+            "Each point would take an approximation of its own; KFold(10) takes ten.",
         )  # fmt: skip
 
 

@@ -62,9 +62,10 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
 
     Of a :class:`~gpclml.models.LatentGP` it is Laplace's approximation of the log marginal
     likelihood at the mode of the latent values, with a gradient for all hyperparameters (Rasmussen
-    and Williams 2006, Sections 3.4 and 5.5): what
-    :class:`~gpclml.mlls.ConditionalMarginalLogLikelihood` is with ``LastPoints(m=0)``. Such a
-    model holds its data; the other arguments and methods are for networks.
+    and Williams 2006, Sections 3.4 and 5.5):
+    :class:`~gpclml.mlls.ConditionalMarginalLogLikelihood` with ``LastPoints(m=0)`` of a model
+    whose ``approximation`` is ``"laplace"``. Such a model holds its data; the other arguments and
+    methods are for networks.
 
     Args:
         likelihood: Of a network, ``GaussianLikelihood``, ``StudentTLikelihood``,
@@ -121,6 +122,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
                 raise UnsupportedError("likelihood", kind, "one that is not Gaussian", suggestion)
             super().__init__(likelihood, model)
             conditional = ConditionalMarginalLogLikelihood(likelihood, model, LastPoints(m=0))
+            conditional._approximation = "laplace"  # whatever that of the model's posterior
             # Not a child: its parameters are those of this objective.
             object.__setattr__(self, "_of_latent", conditional)
             self._generator = seeded(seed)

@@ -65,16 +65,20 @@ class LatentGP(RegressionGP):
     Attributes:
         train_offset: Numbers that are added to the latent values of the training points, such as
             logarithms of exposures, ``(*batch, n)``; None for none.
-        approximation: Of the posterior: ``"laplace"``, or ``"ep"`` for expectation propagation,
-            for likelihoods whose logarithm is concave. Objectives are Laplace's in both cases.
+        approximation: Of posteriors, scores and
+            :class:`~gpclml.mlls.ConditionalMarginalLogLikelihood`: ``"laplace"``, or ``"ep"`` for
+            expectation propagation, for likelihoods whose logarithm is concave.
+            ``LaplaceMarginalLogLikelihood`` is Laplace's in both cases.
 
     Raises:
         UnsupportedError: The likelihood is Gaussian, or has not one latent value a target.
         ArgumentError: A target that the likelihood does not take.
 
     Note:
-        An evaluation of the evidence takes about five Cholesky factors of n x n. Beyond a few
-        thousand points GPyTorch's variational models are the ones to take.
+        An evaluation of Laplace's evidence takes about five Cholesky factors of n x n. Expectation
+        propagation takes several times as many, and its evidence is nearly exact, where Laplace's
+        is too small for classes by some tenths of a nat a target if the scale of the latent values
+        is 100. Beyond a few thousand points GPyTorch's variational models are the ones to take.
 
     Examples:
         >>> import torch

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 
 _KIND, _MODELS_KIND = "gpclml.Classifier", "gpclml.ClassModels"
+_POWER_DEVIATION = 0.3  # of its logarithm, around 0
 _REACH = 2.0  # ranges of a column that new values may be away from those of the training rows
 
 assert issubclass(ClassifierMixin, Scored)
@@ -68,7 +69,7 @@ class ClassModels:
         models: For each kernel that was fitted, models in the order of the classes; of two classes
             one model, of class 1.
         failures: For each kernel that was left out the error.
-        power: Of the odds of more than two classes.
+        power: Of the odds.
     """
 
     x: Tensor
@@ -107,8 +108,7 @@ class ClassModels:
             message = f"Left out of the average: {said}."
             warnings.warn(message, FitWarning, stacklevel=callers_level())
         self._restore({name: states[name] for name in names if name not in errors})
-        if len(self._labels()) > 1:
-            self._fit_power()
+        self._fit_power()
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Of each class at points ``(m, d)``, NaN where missing: ``(classes, m)``."""
@@ -191,7 +191,7 @@ class ClassModels:
         def loss(log_power: float) -> float:
             logs = (math.exp(log_power) * log_odds).log_softmax(1).logsumexp(0)
             # Rows that are all predicted right would have it grow without end.
-            return 0.5 * log_power**2 - float(logs[self.numbers, rows].sum())
+            return 0.5 * (log_power / _POWER_DEVIATION) ** 2 - float(logs[self.numbers, rows].sum())
 
         optimum: Any = minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded")
         self.power = math.exp(optimum.x)
@@ -200,7 +200,7 @@ class ClassModels:
 @torch.no_grad()
 def _left_out(model: GPClassification) -> TargetPrediction:
     """Predictions of the training rows, each given the others: the cavities of the sites."""
-    sites = cast(LatentCovariance, training_observations(model).covariance).sites
+    sites: Any = cast(LatentCovariance, training_observations(model).covariance).approximated
     return TargetPrediction(model.likelihood, sites.cavity_mean, sites.cavity_variance)
 
 
@@ -231,16 +231,16 @@ class Classifier(ClassifierMixin, TableEstimator):
 
     It takes arrays and data frames as :class:`Regressor` does, with the same rules for categories,
     missing values, codes such as -999 and wild cells, and labels of any type. Probabilities are the
-    plain average of those of three :class:`~gpclml.models.GPClassification` with logistic
+    average of those of three :class:`~gpclml.models.GPClassification` with logistic
     likelihoods: of a linear function, of a sum of functions of single columns, and of a rough
     function of all columns (Matern of 1/2). They are fitted by the Laplace approximation of their
     marginal likelihoods, with weak priors; lengthscales of a Matern or RBF kernel are shrunk
     towards a common one.
 
-    With more than two classes there is a model of each against the others. Given that exactly one
-    of them is right, classes have probabilities in proportion to their odds. The odds are raised to
-    a power that predicts each training row best from the others; without it, probabilities of ten
-    classes are too cautious.
+    The odds of each model are raised to a power, one for all, that predicts each training row best
+    from the others, with a prior around 1: averages of probabilities are too cautious where classes
+    are told apart well. With more than two classes there is a model of each against the others, and
+    given that exactly one of them is right, classes have probabilities in proportion to their odds.
 
     Args:
         kernels: Names of the kernels, of "linear", "additive" (a sum of Matern kernels of 3/2, one

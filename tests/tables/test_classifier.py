@@ -51,21 +51,38 @@ def test_the_checks_of_scikit_learn():
     assert not failed
 
 
+def powered(p, power):
+    return 1 / (1 + (1 / p - 1) ** power)
+
+
 def test_probabilities_are_the_mean_of_those_of_the_members():
     x, y = arrays()
     new = arrays(9, seed=1)[0]
     classifier = Classifier().fit(x, y)
     assert tuple(classifier.models_.models) == AVERAGED
     members = [model.predict(new) for [model] in classifier.models_.models.values()]
-    expected = torch.stack([member.probabilities for member in members]).mean(0).numpy()
+    power = classifier.models_.power
+    each = [powered(member.probabilities.numpy(), power) for member in members]
+    expected = np.mean(each, axis=0)
     found = classifier.predict_proba(new)
     np.testing.assert_allclose(found[:, 1], expected, rtol=1e-6)
     np.testing.assert_allclose(found.sum(1), 1.0)
-    single = Classifier(["matern52"]).fit(x, y).predict_proba(new)[:, 1]
+    classifier = Classifier(["matern52"]).fit(x, y)
+    single = classifier.predict_proba(new)[:, 1]
     kernel = class_kernel("matern52", torch.from_numpy(x))
     model = GPClassification(x, y, kernel, likelihood=LogisticLikelihood())
     fit_mll(LaplaceMarginalLogLikelihood(model.likelihood, model))
-    np.testing.assert_allclose(single, model.predict(new).probabilities, rtol=1e-6)
+    expected = powered(model.predict(new).probabilities.numpy(), classifier.models_.power)
+    np.testing.assert_allclose(single, expected, rtol=1e-6)
+
+
+def test_odds_are_raised_where_classes_are_told_apart_well():
+    x, _ = arrays(80)
+    generator = np.random.default_rng(0)
+    clear, noisy = x[:, 0] > 1, (x[:, 0] + 2 * generator.normal(size=80)) > 1
+    power = [Classifier(["linear", "rbf"]).fit(x, y).models_.power for y in (clear, noisy)]
+    assert power[0] > 1.1
+    assert 0.7 < power[1] < 1.2
 
 
 def test_lengthscales_are_shrunk_towards_a_common_one():
