@@ -1,9 +1,10 @@
 """Ways to predict classes and counts, those of others used as their documentation does first.
 
 A method maps a :class:`Task`, whose inputs are standardized, to probabilities of class 1, ``(m,)``
-or one for all rows; or to densities of counts, which have ``mean``, ``log_prob(y)`` and ``cdf(y)``
-of the test rows. Where it predicts the mean of counts alone they are negative binomial, with the
-size that fits out-of-fold predictions (five random folds).
+or one for all rows; of more classes to those of each, ``(m, classes)``; or to densities of counts,
+which have ``mean``, ``log_prob(y)`` and ``cdf(y)`` of the test rows. Where it predicts the mean of
+counts alone they are negative binomial, with the size that fits out-of-fold predictions (five
+random folds).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from gpclml.models import GPClassification, GPCounts, LatentGP
 
 __all__ = [
     "AVERAGE", "CLASS_METHODS", "CLASS_PEERS", "COUNT_METHODS", "COUNT_PEERS", "MEMBERS",
-    "AverageCounts", "NegativeBinomials", "Task", "fit_size",
+    "MULTICLASS_METHODS", "AverageCounts", "NegativeBinomials", "Task", "fit_size",
 ]  # fmt: skip
 
 AVERAGE = "average"
@@ -105,9 +106,18 @@ def _classifier(make: Callable[[Task], Any]) -> Callable[[Task], Array]:
     def predict(task: Task) -> Array:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # parameters at their bounds
-            return make(task).fit(task.x, task.y).predict_proba(task.test_x)[:, 1]
+            fitted = make(task).fit(task.x, task.y)
+        return _of_classes(fitted.classes_, fitted.predict_proba(task.test_x))
 
     return predict
+
+
+def _of_classes(labels: ArrayLike, probabilities: Array) -> Array:
+    """Those of class 1 of two; else of each, 0 for one that no training row has."""
+    columns = np.asarray(labels).astype(int)
+    every = np.zeros((len(probabilities), columns.max() + 1))
+    every[:, columns] = probabilities
+    return every[:, 1] if every.shape[1] == 2 else every
 
 
 def _catboost(task: Task) -> Any:
@@ -123,11 +133,16 @@ def _sklearn_gp(task: Task) -> Any:
     return gaussian_process.GaussianProcessClassifier(kernel, random_state=task.seed)
 
 
+def _shares(task: Task) -> Array:
+    shares = np.bincount(task.y.astype(int)) / len(task.y)
+    return _of_classes(range(len(shares)), np.tile(shares, (len(task.test_x), 1)))
+
+
 def _forest(task: Task) -> Array:
     forest = ensemble.RandomForestClassifier(random_state=task.seed).fit(task.x, task.y)
     # No tree's vote for a class is no proof that it cannot be.
-    count = len(forest.estimators_)
-    return (count * forest.predict_proba(task.test_x)[:, 1] + 1) / (count + 2)
+    votes = len(forest.estimators_) * forest.predict_proba(task.test_x) + 1
+    return _of_classes(forest.classes_, votes / votes.sum(1, keepdims=True))
 
 
 def _fit_variational(
@@ -136,19 +151,59 @@ def _fit_variational(
     """GPyTorch's SVGP, its mean and the scale of its kernel started there."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        x, targets = torch.tensor(inputs), torch.tensor(y)
+        x = torch.tensor(inputs)
         model = VariationalGP(x[torch.randperm(len(x))[:_MOST_POINTS]], None, None).double()
         model.mean_module.constant, model.covar_module.outputscale = start
-        mll = gpytorch.mlls.VariationalELBO(likelihood.double(), model, num_data=len(x))
-        optimizer = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], _ADAM_RATE)
-        for _ in range(_ADAM_STEPS):
-            optimizer.zero_grad()
-            (-mll(model(x), targets)).backward()
-            optimizer.step()
+        return _trained(model, likelihood.double(), x, torch.tensor(y))
+
+
+def _trained(model: Any, likelihood: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+    mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))
+    optimizer = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], _ADAM_RATE)
+    for _ in range(_ADAM_STEPS):
+        optimizer.zero_grad()
+        (-mll(model(x), y)).backward()
+        optimizer.step()
     return model.eval()
 
 
+def _variational_softmax(task: Task) -> Array:
+    labels, y = np.unique(task.y, return_inverse=True)
+    count, x = len(labels), torch.tensor(task.x)
+    likelihood = gpytorch.likelihoods.SoftmaxLikelihood(count, count, mixing_weights=False)
+    with torch.random.fork_rng(devices=[]), gpytorch.settings.num_likelihood_samples(100):
+        torch.manual_seed(task.seed)
+        points = x[torch.randperm(len(x))[:_MOST_POINTS]]
+        model = _trained(_SoftmaxGP(points, count).double(), likelihood, x, torch.tensor(y))
+        with torch.no_grad():
+            probabilities = likelihood(model(torch.tensor(task.test_x))).probs.mean(0)
+    return _of_classes(labels, probabilities.numpy())
+
+
+class _SoftmaxGP(gpytorch.models.ApproximateGP):
+    """A function for each class, with a kernel of its own."""
+
+    def __init__(self, points: torch.Tensor, num_classes: int) -> None:
+        batch, d = torch.Size([num_classes]), points.shape[-1]
+        distribution = gpytorch.variational.CholeskyVariationalDistribution(len(points), batch)
+        inducing = gpytorch.variational.VariationalStrategy(self, points, distribution)
+        super().__init__(
+            gpytorch.variational.IndependentMultitaskVariationalStrategy(inducing, num_classes)
+        )
+        self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch)
+        base = gpytorch.kernels.MaternKernel(2.5, ard_num_dims=d, batch_shape=batch)
+        base.lengthscale = math.sqrt(d)
+        self.covar_module = gpytorch.kernels.ScaleKernel(base, batch_shape=batch)
+        self.covar_module.outputscale = 1.0
+
+    def forward(self, x: torch.Tensor) -> gpytorch.distributions.MultivariateNormal:
+        """The prior distribution of the functions there."""
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
 def _variational_classes(task: Task) -> Array:
+    if task.y.max() > 1:
+        return _variational_softmax(task)
     likelihood = gpytorch.likelihoods.BernoulliLikelihood()
     model = _fit_variational(task.x, task.y, likelihood, task.seed, (0.0, 1.0))
     with torch.no_grad():
@@ -293,7 +348,7 @@ CLASS_PEERS: Mapping[str, Peer] = {
         f"{_ADAM_STEPS} steps of Adam at {_ADAM_RATE:g}",
         _variational_classes,
     ),
-    "base": Peer("share of class 1 in the training rows", lambda task: task.y.mean()),
+    "base": Peer("shares of the classes in the training rows", _shares),
 }
 """Methods of other packages for classes, by name."""
 
@@ -329,6 +384,9 @@ CLASS_METHODS: Mapping[str, Peer] = {
     **CLASS_PEERS,
 }
 """This library's methods for classes, then those."""
+
+MULTICLASS_METHODS = {name: CLASS_METHODS[name] for name in ("classifier", *CLASS_PEERS)}
+"""Those of them for more than two classes."""
 
 COUNT_METHODS: Mapping[str, Peer] = {
     **_ours(_counts),

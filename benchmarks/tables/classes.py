@@ -10,16 +10,22 @@ from typing import Annotated, Any
 import numpy as np
 import pandas
 import typer
+from numpy.typing import NDArray
 from typer import Option
 
 from benchmarks import data
 from benchmarks._options import check_known, check_positive, names
 from benchmarks._tables import section, table, with_error
-from benchmarks.data.classes import BINARY, COUNTS, load_labelled
+from benchmarks.data.classes import BINARY, COUNTS, MULTICLASS, load_labelled
 from benchmarks.study import Study
 from benchmarks.tables import class_methods, report
 from benchmarks.tables.cells import TEST_SHARE, sizes_of
-from benchmarks.tables.class_methods import CLASS_METHODS, COUNT_METHODS, Task
+from benchmarks.tables.class_methods import (
+    CLASS_METHODS,
+    COUNT_METHODS,
+    MULTICLASS_METHODS,
+    Task,
+)
 from benchmarks.tables.peers import Peer, missing
 from benchmarks.tables.scores import Array, check_finite
 from benchmarks.tables.study import Methods, MostTest, Sizes, Splits
@@ -40,7 +46,10 @@ JUDGED = (
 )  # fmt: skip
 """The others, by which what was chosen is judged, and nothing else."""
 
-_SETS = {"development": DEVELOPMENT, "judged": JUDGED, "classes": BINARY, "counts": COUNTS}
+_SETS = {
+    "development": DEVELOPMENT, "judged": JUDGED, "classes": BINARY, "multiclass": MULTICLASS,
+    "counts": COUNTS,
+}  # fmt: skip
 _EVERY = {**CLASS_METHODS, **COUNT_METHODS}
 
 _LEAST = 1e-6  # a probability: a class thought impossible costs 14 nats where it comes
@@ -49,7 +58,9 @@ _BINS = [f"bin_{index}" for index in range(10)]
 
 def _methods(name: str) -> Mapping[str, Peer]:
     """The methods for a table's targets, those of this library first."""
-    return COUNT_METHODS if name in COUNTS else CLASS_METHODS
+    if name in COUNTS:
+        return COUNT_METHODS
+    return MULTICLASS_METHODS if name in MULTICLASS else CLASS_METHODS
 
 
 def task_rows(name: str, n: int, split: int, most_test: int) -> tuple[Task, Array]:
@@ -66,11 +77,15 @@ def task_rows(name: str, n: int, split: int, most_test: int) -> tuple[Task, Arra
 
 
 def score_classes(probabilities: Array | float, y: Array) -> dict[str, float]:
-    """Scores of probabilities of class 1 of m rows: ``nll``, the log loss, Brier score, accuracy.
+    """Scores of probabilities of m rows: ``nll``, the log loss, Brier score, accuracy.
 
-    ``bin_0`` to ``bin_9`` are, of the rows whose probability is in that tenth of [0, 1], the sum of
+    Probabilities are those of class 1 of two, ``(m,)`` or one for all, or of each class,
+    ``(m, classes)``, where the Brier score is half the sum over classes. Of two classes ``bin_0``
+    to ``bin_9`` are, of the rows whose probability is in that tenth of [0, 1], the sum of
     probabilities less the number in class 1.
     """
+    if np.ndim(probabilities) == 2:
+        return _score_several(np.asarray(probabilities), y.astype(int))
     p = np.clip(np.broadcast_to(probabilities, y.shape), _LEAST, 1 - _LEAST)
     bins = np.bincount((10 * p).astype(int), p - y, minlength=len(_BINS))
     scores = {
@@ -78,6 +93,18 @@ def score_classes(probabilities: Array | float, y: Array) -> dict[str, float]:
         "brier": np.mean((p - y) ** 2), "accuracy": np.mean((p > 0.5) == (y == 1)),
     }  # fmt: skip
     return check_finite(scores | dict(zip(_BINS, bins, strict=True)))
+
+
+def _score_several(p: Array, y: NDArray[np.int64]) -> dict[str, float]:
+    # A class that no training row has got no column.
+    p = np.pad(p, ((0, 0), (0, max(0, y.max() + 1 - p.shape[1]))))
+    indicators = np.eye(p.shape[1])[y]
+    scores = {
+        "nll": -np.mean(np.log(np.clip((p * indicators).sum(1), _LEAST, 1 - _LEAST))),
+        "brier": np.mean(((p - indicators) ** 2).sum(1)) / 2,
+        "accuracy": np.mean(p.argmax(1) == y),
+    }
+    return check_finite(scores)
 
 
 def score_counts(prediction: Any, y: Array, unit: float) -> dict[str, float]:
@@ -143,9 +170,9 @@ def _predicted(method: str, name: str, *drawn: int) -> tuple[Any, float]:
 def make_class_grid(
     tables: Annotated[
         tuple[str, ...],
-        Option(help="Tables, comma-separated; or development, judged, classes, counts."),
+        Option(help=f"Tables, comma-separated; or {', '.join(_SETS)}."),
         names,
-    ] = ("classes", "counts"),
+    ] = ("classes", "multiclass", "counts"),
     n: Sizes = (50, 100, 200, 400, 1000),
     splits: Splits = 10,
     methods: Methods = None,
@@ -159,7 +186,7 @@ def make_class_grid(
         ArgumentError: A number is below 1.
     """
     chosen = list(dict.fromkeys(t for name in tables for t in _SETS.get(name, (name,))))
-    check_known("tables", chosen, (*BINARY, *COUNTS))
+    check_known("tables", chosen, (*BINARY, *MULTICLASS, *COUNTS))
     check_known("methods", methods or (), _EVERY)
     check_positive(splits=splits, most_test=most_test, **{f"n {size}": size for size in n})
     absent = missing({name: _EVERY[name].package for name in methods or _EVERY})
@@ -203,6 +230,11 @@ def _sections(cells: pandas.DataFrame) -> Iterator[str]:
             whole = report.whole_rows(cells[chosen])
             if len(whole):
                 yield from _compare(f"{kind}, {half} tables", whole)
+    several = report.whole_rows(cells[cells["table"].isin(MULTICLASS)])
+    if len(several):
+        yield from _compare("More than two classes", several)
+        losses = report.case_means(several, "nll").round(3)
+        yield section("More than two classes: log loss of each case", "", table(losses))
     failed = cells[cells["failure"] != ""]
     if len(failed):
         listed = failed[["table", "n", "split", "method", "failure"]].set_index("table")
@@ -212,7 +244,7 @@ def _sections(cells: pandas.DataFrame) -> Iterator[str]:
 def _compare(title: str, cells: pandas.DataFrame) -> Iterator[str]:
     """Standing, log loss against n, and differences to the best of others."""
     is_count = cells["table"].iloc[0] in COUNTS
-    methods = COUNT_METHODS if is_count else CLASS_METHODS
+    methods = _methods(cells["table"].iloc[0])
     peers = class_methods.COUNT_PEERS if is_count else class_methods.CLASS_PEERS
     losses = report.case_means(cells, "nll")
     rivals = [name for name in losses if name in peers]
@@ -226,7 +258,7 @@ def _compare(title: str, cells: pandas.DataFrame) -> Iterator[str]:
     for heading, metric in metrics.items():
         values = _without_failures(report.case_means(cells, metric))
         columns[heading] = report.over_tables(values).mean()
-    if not is_count:
+    if methods is CLASS_METHODS:
         columns["calibration error"] = report.over_tables(calibration_errors(cells)).mean()
     grouped = cells.groupby("method")
     columns["failures"] = grouped["failure"].agg(lambda v: int((v != "").sum()))

@@ -18,6 +18,7 @@ from benchmarks.tables.class_methods import (
     CLASS_METHODS,
     COUNT_METHODS,
     MEMBERS,
+    MULTICLASS_METHODS,
     AverageCounts,
     NegativeBinomials,
     fit_size,
@@ -95,6 +96,12 @@ def test_scores_of_classes():
     assert scores["nll"] == pytest.approx(metrics.log_loss(y, p), abs=1e-5)
     assert scores["brier"] == pytest.approx(metrics.brier_score_loss(y, p), abs=1e-5)
     assert scores["accuracy"] == 0.6
+    several = np.array([[0.5, 0.2, 0.3], [0.1, 0.6, 0.3]])
+    of_each = score_classes(several, np.array([0, 2]))
+    assert of_each["nll"] == pytest.approx(metrics.log_loss([0, 2], several, labels=[0, 1, 2]))
+    assert (of_each["accuracy"], of_each["brier"]) == (0.5, pytest.approx((0.38 + 0.86) / 4))
+    # A class without a column has the least probability.
+    assert score_classes(several, np.array([0, 3]))["nll"] > 7
     cells = pandas.DataFrame([{"table": "a", "n": 1, "method": "m", "failure": "", "num_test": 5}])
     # The bins of .2 and of .7 and .75 have .2 - 1 and 1.45 - 1.
     assert calibration_errors(cells.assign(**scores)).loc[("a", 1), "m"] == pytest.approx(
@@ -113,7 +120,11 @@ def test_scores_of_counts():
     assert fit_size(draws.astype(float), np.full(4000, 6.0)) == pytest.approx(2.0, rel=0.1)
 
 
-EVERY = [("breast-cancer", name) for name in CLASS_METHODS] + [("quine", m) for m in COUNT_METHODS]
+EVERY = [
+    *(("breast-cancer", name) for name in CLASS_METHODS),
+    *(("iris", name) for name in MULTICLASS_METHODS),
+    *(("quine", name) for name in COUNT_METHODS),
+]
 
 
 @pytest.mark.filterwarnings("ignore::gpclml.fit.FitWarning")  # of parameters at their bounds
@@ -127,7 +138,7 @@ def test_methods_predict(table, method, monkeypatch):
     assert results["failure"] == ""
     if "poisson" not in method:  # days vary more than Poisson's counts
         assert results["nll"] < 1.2 * run_class_cell(cell(table, "base"))["nll"]
-    assert results["num_test"] == (50 if table == "breast-cancer" else 29)
+    assert results["num_test"] == {"breast-cancer": 50, "iris": 30, "quine": 29}[table]
     if method == "average" and table == "breast-cancer":
         members = [classes._predicted(name, table, 40, 0, 50) for name in MEMBERS]
         average, seconds = classes._predicted(method, table, 40, 0, 50)
