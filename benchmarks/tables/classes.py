@@ -269,6 +269,11 @@ def _compare(title: str, cells: pandas.DataFrame) -> Iterator[str]:
     said = f"{listed}: {cases} cases, {cells['split'].nunique()} splits at most."
     yield section(title, said, table(report.format_columns(standing, formats)))
     losses = losses[list(ranks.index)]
+    times = cells.assign(size=cells["n"].map(report.size_of)).pivot_table(
+        index="method", columns="size", values="seconds", aggfunc="median"
+    )
+    times = times.reindex(ranks.index).add_prefix("n ≤ ").map("{:.2f}".format)
+    yield section(f"{title}: seconds against n", "Medians of fit and prediction.", table(times))
     said = "Means and standard errors over tables."
     yield section(f"{title}: log loss against n", said, table(_sized(losses)))
     if rivals:
