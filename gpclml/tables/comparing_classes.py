@@ -22,11 +22,7 @@ from torch import Tensor
 from gpclml.errors import ArgumentError
 from gpclml.evaluation.comparison import joined
 from gpclml.evaluation.plots import GUIDE, style_of
-from gpclml.likelihoods import (
-    LogNegativeBinomialLikelihood,
-    TargetMixture,
-    TargetPrediction,
-)
+from gpclml.likelihoods import LogNegativeBinomialLikelihood, TargetMixture, TargetPrediction
 from gpclml.tables.data import TableData
 from gpclml.tables.fitting import (
     MODEL_FILE,
@@ -68,7 +64,7 @@ ABOUT = {
 """What each method is."""
 
 _BINS, _LEAST, _CHANCE = 10, 1e-6, 0.025
-_POISSON = 1e7  # a size of negative binomials that is as good as infinite
+_MOST_SIZE = 1e7  # of negative binomials, as good as infinite
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,15 +223,13 @@ def compare_only(options: RunOptions, data: TableData, quiet: bool = False) -> T
 def _make_report(options: RunOptions, data: TableData, saved: SavedModel) -> TargetReport:
     (test_x, y), pick = data.test, saved.recipe.model
     scores: dict[str, Scores] = {}
-    failures = []
-
-    def score(prediction: Any) -> Scores:
-        is_class = bool(data.classes)
-        return ClassScores(prediction, y.long()) if is_class else prediction_scores(y, prediction)
-
+    failures, predict, others = [], saved.predict, _others_of_counts
+    score: Any = partial(prediction_scores, y)
+    if data.classes:
+        predict, others = saved.probabilities, _others
+        score = partial(ClassScores, numbers=y.long())
     with warned() as said:
-        scores[pick] = score((saved.probabilities if data.classes else saved.predict)(test_x))
-        others = _others if data.classes else _others_of_counts
+        scores[pick] = score(predict(test_x))
         for name, fit in others(data, options.table.seed).items():
             try:
                 scores[name] = score(fit())
@@ -312,7 +306,7 @@ def fitted_size(y: Any, means: Any) -> float:
         size = math.exp(log_size)
         return -float(nbinom.logpmf(y, size, size / (size + np.maximum(means, _LEAST))).sum())
 
-    optimum: Any = minimize_scalar(loss, bounds=(-5, math.log(_POISSON)), method="bounded")
+    optimum: Any = minimize_scalar(loss, bounds=(-5, math.log(_MOST_SIZE)), method="bounded")
     return math.exp(optimum.x)
 
 

@@ -37,14 +37,7 @@ from gpclml.tables.missing import unknown_inputs
 from gpclml.tables.mixture import StackedPrediction
 from gpclml.tables.predictions import PREDICTED_SHARE, predicted
 from gpclml.tables.reading import read_table
-from gpclml.tables.recipes import (
-    AVERAGES,
-    CLASSIFIER,
-    COUNT_GPS,
-    STACK,
-    Recipe,
-    kernel_object,
-)
+from gpclml.tables.recipes import AVERAGES, CLASSIFIER, COUNT_GPS, STACK, Recipe, kernel_object
 from gpclml.tables.stacked import StackedGP
 from gpclml.tables.terminal import FitError, give, shows_progress, tell, warned
 

@@ -166,24 +166,21 @@ class Regressor(RegressorMixin, TableEstimator):
         # Decided on the drawn rows alone, so that the limit bounds all work.
         encoding = fit_encoding(table, isinstance(X, pandas.DataFrame))
         x = filled(torch.from_numpy(encoding.encode(table)), encoding.categories, seed)
-        copies, fitted = 0, {}
         if self.counts:
-            models = CountModels(x, targets, encoding.categories, seed)
-            models.fit(names, self.n_jobs, self.progress)
-            fitted["models_"] = models
+            fitted = CountModels(x, targets, encoding.categories, seed)
+            fitted.fit(names, self.n_jobs, self.progress)
         else:
-            stack = StackedGP(self.candidates, seed=seed)
-            stack.fit(
+            fitted = StackedGP(self.candidates, seed=seed)
+            fitted.fit(
                 x, targets,
                 categories=encoding.categories, time_budget=self.time_budget, n_jobs=self.n_jobs,
                 progress=self.progress,
             )  # fmt: skip
-            copies, fitted["stack_"] = stack.copies, stack
         for name in ("stack_", "models_"):
             vars(self).pop(name, None)  # of an earlier fit
-        vars(self).update(fitted)
+        setattr(self, "models_" if self.counts else "stack_", fitted)
         self.encoding_ = encoding
-        self.n_rows_ = len(table) - copies
+        self.n_rows_ = len(table) - getattr(fitted, "copies", 0)
         return self
 
     @checked(late=True)
