@@ -8,8 +8,9 @@ whose latent values are normal.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy
@@ -29,7 +30,7 @@ from torch.distributions import (
 )
 from torch.nn.functional import logsigmoid, softplus
 
-from gpclml._utils.arguments import checked, tensor_like
+from gpclml._utils.arguments import check_counts, checked, tensor_like
 from gpclml._utils.arrays import points_as_tensor
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 
@@ -42,6 +43,7 @@ __all__ = [
     "LogPoissonLikelihood",
     "LogisticLikelihood",
     "TargetDensity",
+    "TargetMixture",
     "TargetPrediction",
     "target_density",
 ]
@@ -485,20 +487,12 @@ class TargetPrediction:
             for side in (-1, 1)
         )
         low, high = torch.minimum(low, high), torch.maximum(low, high)
-        if not isinstance(self._at(self.latent_mean), Poisson | NegativeBinomial):
-            for _ in range(60):
-                middle = 0.5 * (low + high)
-                below = self.cdf(middle) < probability
-                low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-            return high
-        low = low - 1
-        while bool((high - low > 1).any()):
-            middle = (0.5 * (low + high)).floor()
-            below = self.cdf(middle) < probability
-            inside = high - low > 1
-            low = torch.where(inside & below, middle, low)
-            high = torch.where(inside & ~below, middle, high)
-        return high
+        return _searched_quantile(self.cdf, low, high, probability, self._is_whole)
+
+    @property
+    def _is_whole(self) -> bool:
+        kinds = Bernoulli | Poisson | NegativeBinomial
+        return isinstance(self._at(self.latent_mean), kinds)
 
     @property
     def _has_log_link(self) -> bool:
@@ -525,6 +519,137 @@ class TargetPrediction:
             return values.to(self.latent_mean)
         values = [function(self._at(chunk)) @ weights for chunk in rows.split(_POINTS_AT_ONCE)]
         return torch.cat(values).reshape(mean.shape).to(self.latent_mean)
+
+
+class TargetMixture:
+    """The plain average of several distributions of the same targets, such as of several models.
+
+    Args:
+        members: The distributions, one or more.
+
+    Examples:
+        >>> import torch
+        >>> from gpclml.likelihoods import LogPoissonLikelihood, TargetMixture, TargetPrediction
+        >>> latents = torch.zeros(1), torch.ones(1)
+        >>> members = [TargetPrediction(LogPoissonLikelihood(), f, 0.1 + 0 * f) for f in latents]
+        >>> TargetMixture(members).interval(0.9)
+        (tensor([0.]), tensor([5.]))
+    """
+
+    @checked
+    def __init__(self, members: Sequence[TargetPrediction]) -> None:
+        if len(members) == 0:
+            raise ArgumentError("members", "none", "at least one distribution")
+        self.members: tuple[TargetPrediction, ...] = tuple(members)
+
+    @property
+    def mean(self) -> Tensor:
+        """Means of the targets, ``(*batch, m)``."""
+        return self._averaged(lambda member: member.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """Variances of the targets, of the members and between them, ``(*batch, m)``."""
+        mean = self.mean
+        return self._averaged(lambda member: member.variance + (member.mean - mean).square())
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviations of the targets, ``(*batch, m)``."""
+        return self.variance.sqrt()
+
+    def log_prob(self, targets: ArrayLike) -> Tensor:
+        """Log probabilities or densities of targets, ``(*batch, m)``."""
+        logs = torch.stack([member.log_prob(targets) for member in self.members])
+        return logs.logsumexp(0) - math.log(len(logs))
+
+    def cdf(self, values: ArrayLike) -> Tensor:
+        """Probabilities that targets are at most these values, ``(*batch, m)``."""
+        return self._averaged(lambda member: member.cdf(values))
+
+    def quantile(self, probability: float | Sequence[float]) -> Tensor:
+        """The smallest values that targets are at most with a probability.
+
+        Args:
+            probability: One between 0 and 1, or several.
+
+        Returns:
+            ``(*batch, m)`` for one; ``(*batch, m, q)`` for q of them.
+
+        Raises:
+            ArgumentError: One is not between 0 and 1.
+        """
+        if isinstance(probability, Sequence):
+            return torch.stack([self.quantile(each) for each in probability], -1)
+        each = torch.stack([member.quantile(probability) for member in self.members])
+        low, high = each.aminmax(dim=0)
+        return _searched_quantile(self.cdf, low, high, probability, self.members[0]._is_whole)
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """The central interval that holds a target with a probability, or a little more of counts.
+
+        Args:
+            level: The probability, between 0 and 1.
+
+        Returns:
+            Lower and upper ends, ``(*batch, m)`` each.
+
+        Raises:
+            ArgumentError: The level is not between 0 and 1.
+        """
+        if not 0 < level < 1:
+            raise ArgumentError("level", level, "a number between 0 and 1")
+        tail = 0.5 * (1 - level)
+        return self.quantile(tail), self.quantile(1 - tail)
+
+    @checked
+    def sample(self, count: int = 1, seed: int = 0) -> Tensor:
+        """Draws of targets, each row on its own.
+
+        Args:
+            count: Number of draws a row.
+            seed: Seed of the draws.
+
+        Returns:
+            ``(count, *batch, m)``.
+        """
+        check_counts(count=count)
+        like = self.members[0].latent_mean
+        shape = (count, *like.shape)
+        # On the CPU, so that a seed gives the same draws everywhere.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            chosen = torch.randint(len(self.members), (1, *shape))
+            draws = []
+            for member in self.members:
+                mean, variance = member.latent_mean.cpu(), member.latent_variance.cpu()
+                f = mean + variance.sqrt() * torch.randn(shape, dtype=like.dtype)
+                with torch.no_grad():
+                    draws.append(copy.deepcopy(member._likelihood).cpu()(f).sample())
+        return torch.stack(draws).gather(0, chosen)[0].to(like)
+
+    def _averaged(self, value: Callable[[TargetPrediction], Tensor]) -> Tensor:
+        return torch.stack([value(member) for member in self.members]).mean(0)
+
+
+def _searched_quantile(
+    cdf: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, probability: float, is_whole: bool
+) -> Tensor:
+    """The smallest values between two with that probability below or at them."""
+    if not is_whole:
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            below = cdf(middle) < probability
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return high
+    low = low - 1
+    while bool((high - low > 1).any()):
+        middle = (0.5 * (low + high)).floor()
+        below = cdf(middle) < probability
+        inside = high - low > 1
+        low = torch.where(inside & below, middle, low)
+        high = torch.where(inside & ~below, middle, high)
+    return high
 
 
 @torch.no_grad()

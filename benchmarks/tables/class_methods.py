@@ -30,7 +30,14 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from benchmarks.tables.large_methods import VariationalGP
 from benchmarks.tables.peers import Peer
 from benchmarks.tables.scores import Array
-from gpclml import Classifier, ConditionalMarginalLogLikelihood, KFold, LastPoints, fit_mll
+from gpclml import (
+    Classifier,
+    ConditionalMarginalLogLikelihood,
+    KFold,
+    LastPoints,
+    Regressor,
+    fit_mll,
+)
 from gpclml.conditioning import Conditioning
 from gpclml.likelihoods import LogisticLikelihood, LogPoissonLikelihood, TargetPrediction
 from gpclml.models import GPClassification, GPCounts, LatentGP
@@ -210,11 +217,24 @@ def _variational_classes(task: Task) -> Array:
         return likelihood(model(torch.tensor(task.test_x))).mean.numpy()
 
 
+def _with_exposure(task: Task) -> tuple[Array, Array]:
+    """Inputs of training and test rows, the logarithms of exposures the last of them."""
+    logs = [np.log(e / task.exposure.mean()) for e in (task.exposure, task.test_exposure)]
+    x, test_x = (np.column_stack(pair) for pair in zip((task.x, task.test_x), logs, strict=True))
+    return x, test_x
+
+
+def _count_regressor(task: Task) -> Any:
+    has_exposure = np.ptp(task.exposure) > 0  # of which it has none
+    x, test_x = _with_exposure(task) if has_exposure else (task.x, task.test_x)
+    regressor = Regressor(counts=True, random_state=task.seed).fit(x, task.y)
+    return regressor.predict_distribution(test_x)
+
+
 def _variational_counts(task: Task) -> TargetPrediction:
     likelihood = gpytorch.likelihoods.NegativeBinomialLikelihood()
     # It has no exposure, which becomes an input; its mean is softplus of the function.
-    logs = [np.log(e / task.exposure.mean()) for e in (task.exposure, task.test_exposure)]
-    x, test_x = (np.column_stack(pair) for pair in zip((task.x, task.test_x), logs, strict=True))
+    x, test_x = _with_exposure(task)
     start = float(task.y.mean()), float(task.y.var())
     model = _fit_variational(x, task.y, likelihood, task.seed, start)
     with torch.no_grad():
@@ -391,6 +411,7 @@ MULTICLASS_METHODS = {name: CLASS_METHODS[name] for name in ("classifier", *CLAS
 COUNT_METHODS: Mapping[str, Peer] = {
     **_ours(_counts),
     "matern-poisson": Peer("matern, Poisson", _gp(_counts, "matern", LogPoissonLikelihood)),
+    "regressor": Peer("gpclml.Regressor(counts=True)", _count_regressor),
     **COUNT_PEERS,
 }
 """The same for counts."""

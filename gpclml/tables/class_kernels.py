@@ -1,9 +1,9 @@
-"""The kernels of the models that a classifier for tables averages, with their priors."""
+"""The kernels of the models of classes and counts that are averaged, with their priors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from gpytorch.priors import LogNormalPrior
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.models.latent import add_latent_priors
 
 _LEAST_LENGTHSCALE = 1e-3  # in deviations of a column, as named kernels have it
@@ -72,13 +73,13 @@ _STATIONARY: Mapping[str, Callable[..., Kernel]] = {
     "rbf": RBFKernel,
 }
 KERNELS = ("linear", *_STATIONARY)
-"""Kernels of the models that a :class:`~gpclml.Classifier` may average, by name."""
+"""Kernels of the models of classes or counts that may be averaged, by name."""
 
 AVERAGED = ("linear", "additive", "matern12")
 """Those that it averages if none are named."""
 
 
-def class_kernel(name: str, x: Tensor) -> Kernel:
+def class_kernel(name: str, x: Tensor, scale: float = 4.0) -> Kernel:
     """A kernel of standardized inputs with weak priors of its scale and lengthscales.
 
     Lengthscales of the stationary kernels are shrunk towards a common one, which is free: each has
@@ -87,6 +88,7 @@ def class_kernel(name: str, x: Tensor) -> Kernel:
     Args:
         name: One of :data:`KERNELS`.
         x: The inputs, ``(n, d)``.
+        scale: Of latent values, around which its prior is.
     """
     d = x.shape[-1]
     if name == "linear":
@@ -94,15 +96,29 @@ def class_kernel(name: str, x: Tensor) -> Kernel:
         linear.variance = 1 / d  # so that the scale is that of latent values, and has its prior
         linear.raw_variance.requires_grad_(False)
         kernel = ScaleKernel(linear).to(x)
-        add_latent_priors(kernel, x)
+        add_latent_priors(kernel, x, scale)
         return kernel
     bound = GreaterThan(_LEAST_LENGTHSCALE)
     base = _STATIONARY[name](ard_num_dims=d, lengthscale_constraint=bound)
     is_additive = name == "additive"
     base.initialize(lengthscale=2.0 if is_additive else math.sqrt(d))
     kernel = ScaleKernel(base).to(x)
-    add_latent_priors(kernel, x, spread=_SPREAD)
+    add_latent_priors(kernel, x, scale, _SPREAD)
     if is_additive:
         prior = LogNormalPrior(_LOG_COLUMN_LENGTHSCALE, _COLUMN_SPREAD).to(x)
         base.register_prior("lengthscale_prior", prior, "lengthscale")
     return kernel
+
+
+def checked_kernels(argument: str, names: Sequence[str] | None) -> list[str]:
+    """Names of kernels, each once, in the order in which all are listed; some if none are given."""
+    if names is None:
+        return list(AVERAGED)
+    for name in (names,) if isinstance(names, str) else names:
+        if name not in KERNELS:
+            raise UnknownNameError(argument, name, KERNELS)
+    if isinstance(names, str):
+        raise ArgumentError(argument, repr(names), f"names in a list: [{names!r}]")
+    if len(names) == 0:
+        raise ArgumentError(argument, "none", "at least one name")
+    return [name for name in KERNELS if name in names]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import pandas
 import torch
-from joblib import Parallel, delayed, effective_n_jobs
 from scipy.optimize import minimize_scalar
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -25,17 +23,15 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor
 
-from gpclml._utils.arguments import callers_level, check_counts
-from gpclml._utils.environment import progress_bar
+from gpclml._utils.arguments import check_counts
 from gpclml._utils.files import read_checkpoint, write_checkpoint
-from gpclml.errors import ArgumentError, DataError, NonFiniteError, UnknownNameError
-from gpclml.fit import FitWarning, fit_mll
+from gpclml.errors import ArgumentError
 from gpclml.inference import training_observations
 from gpclml.inference.laplace import LatentCovariance
 from gpclml.likelihoods import LogisticLikelihood, TargetPrediction
-from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import GPClassification
-from gpclml.tables.class_kernels import AVERAGED, KERNELS, class_kernel
+from gpclml.tables.averages import ModelAverage
+from gpclml.tables.class_kernels import checked_kernels, class_kernel
 from gpclml.tables.estimator import (
     STORED,
     Scored,
@@ -44,127 +40,51 @@ from gpclml.tables.estimator import (
     fit_encoding,
     warn_of_drawn_rows,
 )
-from gpclml.tables.missing import averaged_values, filled, unknown_inputs, within_reach
+from gpclml.tables.missing import filled
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-_KIND, _MODELS_KIND = "gpclml.Classifier", "gpclml.ClassModels"
+_KIND = "gpclml.Classifier"
 _POWER_DEVIATION = 0.3  # of its logarithm, around 0
-_REACH = 2.0  # ranges of a column that new values may be away from those of the training rows
 
 assert issubclass(ClassifierMixin, Scored)
 
 
 @dataclass(eq=False, repr=False)
-class ClassModels:
+class ClassModels(ModelAverage):
     """Models of two classes by kernel, or for more classes one for each against the others.
 
+    Targets are numbers of classes, from 0 on. The models of a kernel are in the order of the
+    classes; of two classes there is one model, of class 1.
+
     Attributes:
-        x: Inputs of the training rows, ``(n, d)``.
-        numbers: Their classes, counted from 0, ``(n,)``.
-        categories: For each category the columns that are its levels.
-        seed: Of the fits and of draws for missing values.
-        models: For each kernel that was fitted, models in the order of the classes; of two classes
-            one model, of class 1.
-        failures: For each kernel that was left out the error.
         power: Of the odds.
     """
 
-    x: Tensor
-    numbers: Tensor
-    categories: list[list[int]]
-    seed: int
-    models: dict[str, list[GPClassification]] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
+    kind = "gpclml.ClassModels"
     power: float = 1.0
 
     def fit(self, names: Sequence[str], n_jobs: int | None, progress: bool | None) -> None:
-        """Fits the models of these kernels; a warning says which are left out.
-
-        Raises:
-            Exception: That of the first fit, if no kernel could be fitted.
-        """
-        jobs = [(name, labels) for name in names for labels in self._labels()]
-        workers = effective_n_jobs(n_jobs or 1)
-        # Threads of several processes on the same cores would wait for each other.
-        threads = max(1, torch.get_num_threads() // min(workers, len(jobs)))
-        fits = Parallel(n_jobs=workers, return_as="generator")(
-            delayed(_fitted_state)(name, self.x, y, self.seed, threads) for name, y in jobs
-        )
-        bar = progress_bar(fits, progress=progress, desc="classifier", total=len(jobs))
-        states, errors = {}, {}
-        for (name, _), fit in zip(jobs, bar, strict=True):
-            if isinstance(fit, Exception):
-                errors.setdefault(name, fit)
-            else:
-                states.setdefault(name, []).append(fit)
-        if len(errors) == len(names):
-            raise errors[names[0]]
-        self.failures = {name: f"{type(e).__name__}: {e}" for name, e in errors.items()}
-        if errors:
-            said = "; ".join(f"{name} ({reason})" for name, reason in self.failures.items())
-            message = f"Left out of the average: {said}."
-            warnings.warn(message, FitWarning, stacklevel=callers_level())
-        self._restore({name: states[name] for name in names if name not in errors})
+        """Fits the models of these kernels; a warning says which are left out."""
+        super().fit(names, n_jobs, progress)
         self._fit_power()
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Of each class at points ``(m, d)``, NaN where missing: ``(classes, m)``."""
-        x = within_reach(x, self.x, _REACH)
-        return averaged_values(self._average, x, self.x, self.categories, self.seed)
+        return self.averaged(self._average, x)
 
-    def unknown_inputs(self, x: Tensor) -> Tensor:
-        """Which inputs of points are missing or of a level that no training row has, ``(m, d)``."""
-        return unknown_inputs(x, self.x, self.categories)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the models to one file, without pickled objects."""
-        write_checkpoint(path, _MODELS_KIND, {"models": self.__getstate__()})
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> ClassModels:
-        """Reads models that :meth:`save` wrote."""
-        content = read_checkpoint(path, _MODELS_KIND, "cpu", {"models": dict})
-        return cls.restored(content["models"], path)
-
-    @classmethod
-    def restored(cls, state: dict[str, Any], path: str | os.PathLike[str]) -> ClassModels:
-        """The models of a state that was read from a file."""
-        made = object.__new__(cls)
-        try:
-            made.__setstate__(state)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise DataError(
-                f"path: {path} cannot be restored ({type(error).__name__}: {error}). Restore a "
-                "copy of it, or save the estimator again."
-            ) from error
-        return made
-
-    def __getstate__(self) -> dict[str, Any]:
-        # GPyTorch's priors and constraints hold functions that other processes cannot be sent.
-        states = {
-            name: [dict(model.state_dict()) for model in models]
-            for name, models in self.models.items()
-        }
-        return {**vars(self), "models": states}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        ClassModels.__init__(self, **{**state, "models": {}})
-        self._restore(state["models"])
-
-    def _labels(self) -> list[Tensor]:
+    def targets_of_models(self) -> list[Tensor]:
         """For each model the class of each training row, 0 or 1."""
-        count = int(self.numbers.max()) + 1
+        count = int(self.targets.max()) + 1
         labels = range(count) if count > 2 else [1]
-        return [(self.numbers == label).to(self.x) for label in labels]
+        return [(self.targets == label).to(self.x) for label in labels]
 
-    def _restore(self, states: Mapping[str, list[dict[str, Tensor]]]) -> None:
-        for name, of_classes in states.items():
-            self.models[name] = [_untrained(name, self.x, y).eval() for y in self._labels()]
-            for model, state in zip(self.models[name], of_classes, strict=True):
-                model.load_state_dict(state)
+    @staticmethod
+    def untrained(name: str, x: Tensor, y: Tensor) -> GPClassification:
+        """A model of two classes with the kernel of that name."""
+        return GPClassification(x, y, class_kernel(name, x), likelihood=LogisticLikelihood())
 
     def _average(self, x: Tensor) -> Tensor:
         predict = partial(GPClassification.predict, x=x, progress=False)
@@ -186,12 +106,12 @@ class ClassModels:
 
     def _fit_power(self) -> None:
         """The power under which each training row is predicted best from the others."""
-        log_odds, rows = self._log_odds(_left_out), torch.arange(len(self.numbers))
+        log_odds, rows = self._log_odds(_left_out), torch.arange(len(self.targets))
 
         def loss(log_power: float) -> float:
             logs = (math.exp(log_power) * log_odds).log_softmax(1).logsumexp(0)
             # Rows that are all predicted right would have it grow without end.
-            return 0.5 * (log_power / _POWER_DEVIATION) ** 2 - float(logs[self.numbers, rows].sum())
+            return 0.5 * (log_power / _POWER_DEVIATION) ** 2 - float(logs[self.targets, rows].sum())
 
         optimum: Any = minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded")
         self.power = math.exp(optimum.x)
@@ -202,28 +122,6 @@ def _left_out(model: GPClassification) -> TargetPrediction:
     """Predictions of the training rows, each given the others: the cavities of the sites."""
     sites: Any = cast(LatentCovariance, training_observations(model).covariance).approximated
     return TargetPrediction(model.likelihood, sites.cavity_mean, sites.cavity_variance)
-
-
-def _untrained(name: str, x: Tensor, y: Tensor) -> GPClassification:
-    return GPClassification(x, y, class_kernel(name, x), likelihood=LogisticLikelihood())
-
-
-def _fitted_state(
-    name: str, x: Tensor, y: Tensor, seed: int, threads: int
-) -> dict[str, Tensor] | Exception:
-    """The fitted parameters of a model, or why there are none; the model itself has no pickle."""
-    torch.set_num_threads(threads)
-    try:
-        model = _untrained(name, x, y)
-        mll = LaplaceMarginalLogLikelihood(model.likelihood, model)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FitWarning)
-            objective = fit_mll(mll, seed=seed, progress=False).objective
-        if not math.isfinite(objective):
-            raise NonFiniteError("objective", objective, "a finite one", f"Leave out {name!r}.")
-    except Exception as error:  # whatever it is, the others are worth having
-        return error
-    return dict(model.state_dict())
 
 
 class Classifier(ClassifierMixin, TableEstimator):
@@ -312,7 +210,7 @@ class Classifier(ClassifierMixin, TableEstimator):
             UserWarning: Rows were drawn at random, or columns are not used as inputs.
             FitWarning: A kernel is left out because its fit failed.
         """
-        names = _checked_kernels(self.kernels)
+        names = checked_kernels("kernels", self.kernels)
         table = self._rows(X, fitting=True)
         classes, numbers = _classes(y, table)
         seed = self._seed()
@@ -391,20 +289,6 @@ class Classifier(ClassifierMixin, TableEstimator):
         made.classes_ = np.array(content["classes"], dtype=content["dtype"])
         made.models_ = ClassModels.restored(content["models"], path)
         return made
-
-
-def _checked_kernels(kernels: Sequence[str] | None) -> list[str]:
-    """Names of the kernels, each once, in the order in which all are listed."""
-    if kernels is None:
-        return list(AVERAGED)
-    for name in (kernels,) if isinstance(kernels, str) else kernels:
-        if name not in KERNELS:
-            raise UnknownNameError("kernels", name, KERNELS)
-    if isinstance(kernels, str):
-        raise ArgumentError("kernels", repr(kernels), f"names in a list: [{kernels!r}]")
-    if len(kernels) == 0:
-        raise ArgumentError("kernels", "none", "at least one name")
-    return [name for name in KERNELS if name in kernels]
 
 
 def _classes(y: Any, table: pandas.DataFrame) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -90,8 +90,8 @@ def _run_options(
     task: Annotated[
         str,
         typer.Option(
-            help="regression or classification. If not given, that of the target: texts, true and "
-            "false, and two different values are classes."
+            help="regression, classification or counts. If not given, that of the target: texts, "
+            "true and false, and two different values are classes; counts are asked for."
         ),
     ] = "",
     time_column: Annotated[
@@ -164,7 +164,8 @@ def compare(
     Sets a fifth of the rows aside for testing (1000 at most; random rows, or the latest by
     --time-column), fits each model to the others, says which one to use, and writes a page and the
     fitted models. After Ctrl-C the same command goes on from the fitted models. A target of classes
-    is predicted by an average of GP classifiers, beside logistic regression and trees.
+    is predicted by an average of GP classifiers, beside logistic regression and trees; one of
+    counts by an average of GPs of counts, beside a Poisson regression and trees.
     """
     from gpclml.errors import ArgumentError
 
@@ -186,7 +187,7 @@ def fit(
         str,
         typer.Option(
             help="stack, a calibrated mixture of GPs; or one: linear, rbf, rq, matern, sm, deep. "
-            "A target of classes has an average of GP classifiers, and no others."
+            "A target of classes or counts has an average of GPs of these, and no others."
         ),
     ] = "stack",
     time_budget: Annotated[

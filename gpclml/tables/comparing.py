@@ -16,7 +16,7 @@ from gpclml.errors import UnknownNameError
 from gpclml.evaluation import score_models
 from gpclml.evaluation.comparison import failed_fits
 from gpclml.models import GPRegression
-from gpclml.tables.comparing_classes import ClassReport, compare_classes
+from gpclml.tables.comparing_classes import TargetReport, compare_only
 from gpclml.tables.data import TableData, read_table_data
 from gpclml.tables.fitting import (
     MODEL_FILE,
@@ -42,7 +42,7 @@ from gpclml.tables.predictions import (
     prediction_scores,
     yardsticks,
 )
-from gpclml.tables.recipes import CLASSIFIER, MODELS, Recipe
+from gpclml.tables.recipes import AVERAGES, MODELS, Recipe
 from gpclml.tables.terminal import (
     INTERRUPTED,
     FitError,
@@ -57,15 +57,15 @@ PAGE = "index.html"
 """The page of a report."""
 
 
-def compare_table(options: RunOptions, quiet: bool = False) -> Report | ClassReport:
+def compare_table(options: RunOptions, quiet: bool = False) -> Report | TargetReport:
     """Fits models of a table, compares them and writes the report, which it returns.
 
     Each model is saved in the work folder as soon as it is fitted. If the run is interrupted, the
     next run takes the models from there that it would fit in the same way from the same data.
     """
     data = read_table_data(options.table, tests=True)
-    if data.classes:
-        return compare_classes(options, data, quiet)
+    if data.task != "regression":
+        return compare_only(options, data, quiet)
     models, notes = default_models(*data.train[0].shape)
     if options.models is not None:
         models, notes = options.models, ()
@@ -113,7 +113,7 @@ def _fit_all(
         for name, recipe in recipes.items()
     }
     # Models of other recipes or data would be taken for those of this report.
-    for name in (*MODELS, CLASSIFIER):
+    for name in (*MODELS, *AVERAGES):
         if kept.get(name) is None:
             shutil.rmtree(folder / "models" / name, ignore_errors=True)
     saved: dict[str, SavedModel] = {}

@@ -18,6 +18,7 @@ from torch import Tensor
 from gpclml._utils.arguments import seeded
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
 from gpclml.evaluation.copies import copied_rows
+from gpclml.tables.averages import check_whole
 from gpclml.tables.encoding import (
     MOST_LEVELS,
     InputEncoding,
@@ -34,7 +35,7 @@ from gpclml.tables.reading import read_table
 LEAST_TRAINED, LEAST_TESTED = 20, 5
 """Numbers of rows to train and to test on, below which a command refuses a table."""
 
-TASKS = ("regression", "classification")
+TASKS = ("regression", "classification", "counts")
 """What a command may take a target for."""
 
 _SHARE, _MOST_TESTED = 0.2, 1000
@@ -95,6 +96,11 @@ class TableData:
     classes: tuple[str, ...] = ()
 
     @property
+    def task(self) -> str:
+        """What the target is taken for, one of :data:`TASKS`."""
+        return "classification" if self.classes else self.options.task or "regression"
+
+    @property
     def made_from(self) -> dict[str, Any]:
         """All that decides the training rows: the bytes of the table, and the options."""
         options = json.loads(json.dumps(asdict(self.options), default=str))  # as read from a record
@@ -119,6 +125,9 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
         targets, classes = read_classes(table, options.target)
     else:
         targets = read_targets(table, options.target)
+    if options.task == "counts":
+        suggestion = "Correct the values, or leave out --task counts."
+        check_whole(f"target {options.target!r}", targets, suggestion)
     kinds = _kinds(table, options)
     # A copy among the test rows, as by oversampling or a join, would be predicted from its training
     # row, and a copy among the training rows says nothing new.
@@ -148,7 +157,7 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
         *(_notes_on_time(options.time_column, encoding, table, times, test) if tests else ()),
         *encoding.notes,
         *(_notes_on_classes(options, classes, y) if classes else ()),
-        *(() if classes else _notes_on_targets(options.target, y)),
+        *(() if classes else _notes_on_targets(options, y)),
     )
     checksum = hashlib.sha256(options.data.read_bytes()).hexdigest()
     rows = (train_x, y), (test_x, test_y)
@@ -473,8 +482,20 @@ def _notes_on_classes(options: TableOptions, classes: tuple[str, ...], y: Tensor
     )
 
 
-def _notes_on_targets(target: str, y: Tensor) -> Iterator[str]:
-    values = y.unique()
+def _notes_on_targets(options: TableOptions, y: Tensor) -> Iterator[str]:
+    target, values, zeros = options.target, y.unique(), float((y == 0).double().mean())
+    is_whole = bool(((y >= 0) & (y == y.round())).all())
+    if options.task == "counts":
+        yield (
+            f"{target!r} has counts, as asked; of the training rows the mean is "
+            f"{float(y.mean()):.3g}, the largest {float(y.max()):g}, and {zeros:.0%} are zero."
+        )
+        return
+    if is_whole and zeros and len(values) > 2 and not options.task:
+        yield (
+            f"{target!r} has whole numbers from 0 on, taken for numbers as any. If they are "
+            "counts, --task counts predicts probabilities of counts."
+        )
     if len(values) == 2:
         yield (
             f"The target {target!r} has two values only, {float(values[0]):g} and "

@@ -20,7 +20,9 @@ from torch import Tensor
 from gpclml import __version__
 from gpclml._utils.files import write_atomically
 from gpclml.errors import ArgumentError, DataError
+from gpclml.likelihoods import TargetMixture
 from gpclml.models import GPRegression
+from gpclml.tables.averages import CountModels, ModelAverage
 from gpclml.tables.classifier import ClassModels
 from gpclml.tables.data import TableData, TableOptions, read_table_data
 from gpclml.tables.encoding import InputEncoding
@@ -35,7 +37,7 @@ from gpclml.tables.missing import unknown_inputs
 from gpclml.tables.mixture import StackedPrediction
 from gpclml.tables.predictions import PREDICTED_SHARE, predicted
 from gpclml.tables.reading import read_table
-from gpclml.tables.recipes import CLASSIFIER, STACK, Recipe, kernel_object
+from gpclml.tables.recipes import AVERAGES, CLASSIFIER, COUNT_GPS, STACK, Recipe, kernel_object
 from gpclml.tables.stacked import StackedGP
 from gpclml.tables.terminal import FitError, give, shows_progress, tell, warned
 
@@ -85,7 +87,7 @@ class SavedModel:
     """
 
     recipe: Recipe
-    model: GPRegression | StackedGP | ClassModels
+    model: GPRegression | StackedGP | ModelAverage
     encoding: InputEncoding
     seconds: float
     note: str
@@ -100,9 +102,9 @@ class SavedModel:
         names = "seconds", "note", "problem"
         return {"recipe": asdict(self.recipe), **{name: getattr(self, name) for name in names}}
 
-    def predict(self, x: Tensor, progress: bool = False) -> StackedPrediction:
+    def predict(self, x: Tensor, progress: bool = False) -> StackedPrediction | TargetMixture:
         """The distributions of new observations at inputs ``(t, d)``, NaN where missing."""
-        model = cast("GPRegression | StackedGP", self.model)
+        model = cast("GPRegression | StackedGP | CountModels", self.model)
         return predicted(model, x, progress, self.encoding.categories)
 
     def probabilities(self, x: Tensor) -> Tensor:
@@ -111,7 +113,7 @@ class SavedModel:
 
     def note_on_unknown(self, x: Tensor) -> str:
         """A sentence on inputs ``(t, d)`` that are averaged over; empty if there are none."""
-        if isinstance(self.model, StackedGP | ClassModels):
+        if isinstance(self.model, StackedGP | ModelAverage):
             unknown = self.model.unknown_inputs(x)
         else:
             train_x = cast(Any, self.model.train_inputs)[0]
@@ -155,8 +157,8 @@ def load_model(folder: Path) -> SavedModel:
     recipe = Recipe(**record["recipe"])
     if recipe.model == STACK:
         model = StackedGP.load(model_path)
-    elif recipe.model == CLASSIFIER:
-        model = ClassModels.load(model_path)
+    elif recipe.model in AVERAGES:
+        model = AVERAGES[recipe.model].load(model_path)
     else:
         model = GPRegression.load(model_path, kernel=kernel_object(recipe.model))
     # Last, so that a run that replaces the files meanwhile is noticed.
@@ -207,15 +209,16 @@ def fit_table(options: RunOptions, quiet: bool = False) -> SavedModel:
 
 
 def recipe_of(recipe: Recipe, data: TableData) -> Recipe:
-    """The recipe that is asked for; of a target of classes that of its only model."""
-    is_named = recipe.model != STACK  # which ``fit`` takes where none is named
-    if data.classes and is_named and recipe.model != CLASSIFIER:
+    """The recipe that is asked for; of a target of classes or counts that of its only model."""
+    only = {"classification": CLASSIFIER, "counts": COUNT_GPS}.get(data.task)
+    # ``fit`` takes the stack where none is named.
+    if only is not None and recipe.model not in (STACK, only):
         suggestion = "Leave it out, or pass --task regression to predict numbers."
-        raise ArgumentError("model", recipe.model, f"{CLASSIFIER}, for classes", suggestion)
-    if not data.classes and recipe.model == CLASSIFIER:
-        suggestion = "Leave it out, or pass --task classification."
+        raise ArgumentError("model", recipe.model, f"{only}, for {data.task}", suggestion)
+    if only is None and recipe.model in AVERAGES:
+        suggestion = "Leave it out, or pass --task classification or counts."
         raise ArgumentError("model", recipe.model, "a model of a regression", suggestion)
-    return replace(recipe, model=CLASSIFIER) if data.classes else recipe
+    return recipe if only is None else replace(recipe, model=only)
 
 
 def fit_recipe(recipe: Recipe, data: TableData, progress: bool) -> SavedModel:

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from gpclml._utils.arguments import check_finite, seeded
 from gpclml.evaluation import paired_difference
+from gpclml.likelihoods import TargetMixture
 from gpclml.models import GPRegression
+from gpclml.tables.averages import CountModels
 from gpclml.tables.encoding import InputEncoding
 from gpclml.tables.missing import averaged, filled
 from gpclml.tables.mixture import StackedPrediction
@@ -80,14 +82,29 @@ class PredictionScores:
         """Whether there are intervals and densities beside the means."""
         return not math.isnan(self.nll)
 
+    @property
+    def losses(self) -> Tensor:
+        """Negative log densities of the targets, or log probabilities of counts, in nats."""
+        return -self.log_densities
+
+    @property
+    def values(self) -> dict[str, tuple[float, float]]:
+        """What a report of counts shows, each with its standard error."""
+        return {
+            "log loss": (self.nll, self.nll_se),
+            "typical error": (self.rmse, self.rmse_se),
+            "rows inside": (self.coverage, self.coverage_se),
+            "interval width": (self.width, 0.0),
+        }
+
 
 @torch.no_grad()
 def predicted(
-    model: GPRegression | StackedGP,
+    model: GPRegression | StackedGP | CountModels,
     x: Tensor,
     progress: bool = False,
     categories: Sequence[Sequence[int]] = (),
-) -> StackedPrediction:
+) -> StackedPrediction | TargetMixture:
     """The distributions of new observations; those of one GP are mixtures of one normal each.
 
     Where inputs are missing, or of a level that no training row has, they are averaged over what
@@ -96,7 +113,7 @@ def predicted(
     """
     if len(x) == 0:
         return normal_predictions(x.new_zeros(0), x.new_zeros(0))
-    if isinstance(model, StackedGP):
+    if isinstance(model, StackedGP | CountModels):
         return model.predict(x)
 
     def moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +131,9 @@ def normal_predictions(means: Tensor, deviations: Tensor) -> StackedPrediction:
     return StackedPrediction(weight, means[None], deviations[None], math.inf * weight)
 
 
-def prediction_scores(targets: Tensor, prediction: StackedPrediction | Tensor) -> PredictionScores:
+def prediction_scores(
+    targets: Tensor, prediction: StackedPrediction | TargetMixture | Tensor
+) -> PredictionScores:
     """Scores of predicted distributions, or of means alone.
 
     Args:
@@ -130,7 +149,9 @@ def prediction_scores(targets: Tensor, prediction: StackedPrediction | Tensor) -
     else:
         means, (lower, upper) = prediction.mean, prediction.interval(PREDICTED_SHARE)
         check_finite("mean", means)
-        densities = prediction.log_density(targets.to(means))
+        of_counts = isinstance(prediction, TargetMixture)
+        log_density = prediction.log_prob if of_counts else prediction.log_density
+        densities = log_density(targets.to(means))
         inside = ((lower <= targets) & (targets <= upper)).to(means)
     errors = targets - means
     rmse = math.sqrt(float(errors.square().mean()))
@@ -250,7 +271,7 @@ class ColumnEffect(NamedTuple):
         return self.rise > _CLEAR * self.error
 
 
-Predictor = Callable[[Tensor], StackedPrediction | Tensor]
+Predictor = Callable[[Tensor], StackedPrediction | TargetMixture | Tensor]
 """Predicts distributions, or means alone, at inputs ``(t, d)``, NaN where missing."""
 
 

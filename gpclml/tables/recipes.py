@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -17,6 +17,7 @@ from gpclml.fit import FitWarning, NetworksFitResult, fit_mll, fit_networks
 from gpclml.kernels import FeatureKernel, PolynomialFeatures, initialize_spectral_mixture
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
+from gpclml.tables.averages import CountModels, ModelAverage
 from gpclml.tables.class_kernels import AVERAGED
 from gpclml.tables.classifier import ClassModels
 from gpclml.tables.stacked import StackedGP
@@ -45,8 +46,10 @@ OBJECTIVES: dict[str, Conditioning] = {
 _STEPS = {"sm": 50, "deep": 300}  # the others have no limit
 
 
-CLASSIFIER = "classifier"
-"""The average of GPs of :class:`gpclml.Classifier`: the model of a target of classes."""
+CLASSIFIER, COUNT_GPS = "classifier", "count-gps"
+AVERAGES: Mapping[str, type[ModelAverage]] = {CLASSIFIER: ClassModels, COUNT_GPS: CountModels}
+"""The averages of GPs of :class:`gpclml.Classifier` and of a :class:`gpclml.Regressor` of counts:
+the models of a target of classes, and of counts."""
 
 
 class RecipeFit(NamedTuple):
@@ -56,7 +59,7 @@ class RecipeFit(NamedTuple):
     bound.
     """
 
-    model: GPRegression | StackedGP | ClassModels
+    model: GPRegression | StackedGP | ModelAverage
     note: str
     problem: str
 
@@ -75,7 +78,8 @@ class Recipe:
     - ``"deep"``: a GP with an RBF kernel, plus a kernel on learned features if held-out folds
       support it, trained by :func:`gpclml.fit.fit_networks`;
     - ``"stack"``: a :class:`gpclml.tables.StackedGP`, whose GPs are fitted by the LML;
-    - ``"classifier"``: the models of :class:`gpclml.Classifier`, for targets that number classes.
+    - ``"classifier"``: the models of :class:`gpclml.Classifier`, for targets that number classes;
+    - ``"count-gps"``: the models of a :class:`gpclml.Regressor` of counts.
 
     The first five are fitted by L-BFGS. The objective ``"clml"`` holds out each of ten fixed
     folds given the others; for ``"deep"`` it holds out a new random tenth at each step.
@@ -103,8 +107,8 @@ class Recipe:
     time_budget: float | None = None
 
     def __post_init__(self) -> None:
-        if self.model not in (*MODELS, STACK, CLASSIFIER):
-            raise UnknownNameError("model", self.model, (*MODELS, STACK, CLASSIFIER))
+        if self.model not in (*MODELS, STACK, *AVERAGES):
+            raise UnknownNameError("model", self.model, (*MODELS, STACK, *AVERAGES))
         if self.objective not in OBJECTIVES:
             raise UnknownNameError("objective", self.objective, OBJECTIVES)
         check_counts(steps=self.steps)
@@ -115,10 +119,10 @@ class Recipe:
             raise ArgumentError("objective", got, expected, suggestion)
         check_counts(0, restarts=self.restarts)
         options = self.objective, self.steps, self.restarts, self.time_budget
-        if self.model == CLASSIFIER and options != ("lml", None, 0, None):
-            got, expected = "options of the fit", "none for classes but --seed"
+        if self.model in AVERAGES and options != ("lml", None, 0, None):
+            got, expected = "options of the fit", "none for classes and counts but --seed"
             suggestion = "Leave out --objective, --steps, --restarts and --time-budget."
-            raise ArgumentError("model", f"{CLASSIFIER} with {got}", expected, suggestion)
+            raise ArgumentError("model", f"{self.model} with {got}", expected, suggestion)
         if self.model != STACK and self.time_budget is not None:
             expected, suggestion = "none for a single GP", "Leave it out, or limit --steps."
             raise ArgumentError("time_budget", self.time_budget, expected, suggestion)
@@ -139,8 +143,9 @@ class Recipe:
             stack = StackedGP(restarts=self.restarts, seed=self.seed)
             stack.fit(x, y, categories=categories, time_budget=self.time_budget, progress=progress)
             return RecipeFit(stack, "", "")
-        if self.model == CLASSIFIER:
-            models = ClassModels(x, y.long(), [list(group) for group in categories], self.seed)
+        if self.model in AVERAGES:
+            targets, groups = y.long() if self.model == CLASSIFIER else y, [*map(list, categories)]
+            models = AVERAGES[self.model](x, targets, groups, self.seed)
             models.fit(AVERAGED, None, progress)
             return RecipeFit(models, "", "")
         steps = self.steps or _STEPS.get(self.model)

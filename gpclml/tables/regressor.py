@@ -1,4 +1,4 @@
-"""The stack of GPs as an estimator of scikit-learn, for tables of numbers and categories."""
+"""The stack of GPs as an estimator of scikit-learn, and an average of GPs of counts."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from sklearn.utils.validation import (
 from gpclml._utils.arguments import check_counts, checked
 from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError
+from gpclml.likelihoods import TargetMixture
+from gpclml.tables.averages import CountModels, check_whole
+from gpclml.tables.class_kernels import checked_kernels
 from gpclml.tables.estimator import (
     STORED,
     Scored,
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _KIND = "gpclml.Regressor"
-
+_MOST_COUNTS = 2000  # rows
 
 assert issubclass(RegressorMixin, Scored)
 
@@ -59,11 +62,20 @@ class Regressor(RegressorMixin, TableEstimator):
     others as far, of at most 5 % of the rows, are moved to the nearest of the rest
     (``gpclml.tables.encoding.unusual_values``). A warning says so.
 
+    With ``counts=True`` there is in its place the plain average of three
+    :class:`~gpclml.models.GPCounts`, with the kernels of :class:`Classifier`: negative binomial
+    counts around the exponential of a function. They predict counts with many zeros better than
+    normal models do. Counts of different exposures, such as years, need an ``offset``, which
+    ``GPCounts`` has.
+
     Args:
-        candidates: Names of the models; None for those of a :class:`StackedGP`.
+        candidates: Names of the models; None for those of a :class:`StackedGP`. Of counts names of
+            kernels, as of :class:`Classifier`.
+        counts: Whether targets are counts: whole numbers from 0 on.
         max_rows: Largest number of training rows. If there are more, so many are drawn at random,
-            with a warning. None for all.
-        time_budget: Seconds after which no further candidate is begun; None for no limit.
+            with a warning. None for all; of counts for 2000, because time grows with their cube.
+        time_budget: Seconds after which no further candidate is begun; None for no limit. Counts
+            take none.
         n_jobs: Number of processes that fit candidates, as joblib takes it; None for one.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
         random_state: Seed of the drawn rows and of networks: an integer or a ``RandomState``. None
@@ -71,15 +83,17 @@ class Regressor(RegressorMixin, TableEstimator):
 
     Attributes:
         stack_: The fitted :class:`StackedGP`; ``stack_.summary()`` says what each model adds.
+        models_: Of counts, in its place: ``models_.models`` by kernel, and ``models_.failures``.
         encoding_: How columns become inputs.
         n_rows_: Number of rows that were fitted to, without copies of others
-            (``stack_.copies`` of them).
+            (``stack_.copies`` of them); of counts with them.
         n_features_in_: Number of columns.
         feature_names_in_: Names of the columns, if X was a data frame whose names are strings.
 
     Raises:
         ArgumentError: In ``fit``: fewer than five rows, two columns of one name, a column of both
-            numbers and other texts, no usable column, or numbers out of range.
+            numbers and other texts, no usable column, numbers out of range, or counts that are
+            negative or not whole.
         ValueError: In ``fit`` and ``predict``: infinite values, columns that are not those of the
             fit, or anything that scikit-learn refuses for all estimators.
 
@@ -90,12 +104,19 @@ class Regressor(RegressorMixin, TableEstimator):
         >>> regressor = Regressor(candidates=("linear", "matern")).fit(x[:100], y[:100])
         >>> mean, std = regressor.predict(x[100:], return_std=True)
         >>> mean, limits = regressor.predict(x[100:], quantiles=(0.05, 0.95))
+        >>> tens = (y / 10).round()
+        >>> regressor = Regressor(candidates=("linear",), counts=True).fit(x[:100], tens[:100])
+        >>> log_loss = -regressor.predict_distribution(x[100:]).log_prob(tens[100:]).mean()
     """
+
+    stack_: StackedGP
+    models_: CountModels
 
     def __init__(
         self,
         candidates: Sequence[str] | None = None,
         *,
+        counts: bool = False,
         max_rows: int | None = None,
         time_budget: float | None = None,
         n_jobs: int | None = None,
@@ -103,6 +124,7 @@ class Regressor(RegressorMixin, TableEstimator):
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
         self.candidates = candidates
+        self.counts = counts
         self.max_rows = max_rows
         self.time_budget = time_budget
         self.n_jobs = n_jobs
@@ -110,7 +132,7 @@ class Regressor(RegressorMixin, TableEstimator):
         self.random_state = random_state
 
     def fit(self, X: ArrayLike | pandas.DataFrame, y: ArrayLike) -> Self:
-        """Fits the stack to a table.
+        """Fits the stack, or models of counts, to a table.
 
         Args:
             X: Rows, ``(n, columns)``: an array of numbers or a data frame.
@@ -125,27 +147,40 @@ class Regressor(RegressorMixin, TableEstimator):
             FitWarning: A candidate is left out because it failed or the time budget is used up.
         """
         check_counts(LEAST_ROWS, max_rows=self.max_rows)
+        names = checked_kernels("candidates", self.candidates) if self.counts else ()
         table = self._rows(X, fitting=True)
-        targets, seed = _targets(y, table), self._seed()
+        targets, seed = torch.from_numpy(_targets(y, table)), self._seed()
         if len(table) < LEAST_ROWS:
             expected = f"at least {LEAST_ROWS} rows"
             raise ArgumentError("X", f"n_samples = {len(table)}", expected, "Give more rows.")
-        if self.max_rows is not None and len(table) > self.max_rows:
-            rows = np.sort(np.random.default_rng(seed).permutation(len(table))[: self.max_rows])
-            warn_of_drawn_rows(self.max_rows, len(table))
+        if self.counts:
+            check_whole("y", targets, "Leave out counts=True to predict any numbers.")
+            if self.time_budget is not None:
+                expected, suggestion = "none for counts", "Name fewer candidates in its place."
+                raise ArgumentError("time_budget", self.time_budget, expected, suggestion)
+        most = _MOST_COUNTS if self.counts and self.max_rows is None else self.max_rows
+        if most is not None and len(table) > most:
+            rows = np.sort(np.random.default_rng(seed).permutation(len(table))[:most])
+            warn_of_drawn_rows(most, len(table))
             table, targets = table.iloc[rows], targets[rows]
         # Decided on the drawn rows alone, so that the limit bounds all work.
         encoding = fit_encoding(table, isinstance(X, pandas.DataFrame))
-        stack = StackedGP(self.candidates, seed=seed)
         x = filled(torch.from_numpy(encoding.encode(table)), encoding.categories, seed)
-        stack.fit(
-            x, torch.from_numpy(targets),
-            categories=encoding.categories, time_budget=self.time_budget, n_jobs=self.n_jobs,
-            progress=self.progress,
-        )  # fmt: skip
+        if self.counts:
+            fitted = CountModels(x, targets, encoding.categories, seed)
+            fitted.fit(names, self.n_jobs, self.progress)
+        else:
+            fitted = StackedGP(self.candidates, seed=seed)
+            fitted.fit(
+                x, targets,
+                categories=encoding.categories, time_budget=self.time_budget, n_jobs=self.n_jobs,
+                progress=self.progress,
+            )  # fmt: skip
+        for name in ("stack_", "models_"):
+            vars(self).pop(name, None)  # of an earlier fit
+        setattr(self, "models_" if self.counts else "stack_", fitted)
         self.encoding_ = encoding
-        self.stack_ = stack
-        self.n_rows_ = len(table) - stack.copies
+        self.n_rows_ = len(table) - getattr(fitted, "copies", 0)
         return self
 
     @checked(late=True)
@@ -178,21 +213,24 @@ class Regressor(RegressorMixin, TableEstimator):
         results = tuple(values.numpy() for values in moments + columns)
         return results[0] if len(results) == 1 else results
 
-    def predict_distribution(self, X: ArrayLike | pandas.DataFrame) -> StackedPrediction:
+    def predict_distribution(
+        self, X: ArrayLike | pandas.DataFrame
+    ) -> StackedPrediction | TargetMixture:
         """The distribution of a new observation at each row.
 
         Args:
             X: Rows with the columns of the fit.
 
         Returns:
-            Means, intervals, quantiles, densities, scores and draws.
+            Means, intervals, quantiles, densities, scores and draws; of counts a
+            :class:`gpclml.likelihoods.TargetMixture`, with probabilities in place of densities.
 
         Warns:
             UserWarning: A value is missing, or a level unknown, where hardly any training row has
                 that. Predictions average over what it may be (:meth:`StackedGP.predict`).
         """
         check_is_fitted(self)
-        return self.stack_.predict(self._new_inputs(X, self.stack_.unknown_inputs))
+        return self._model.predict(self._new_inputs(X, self._model.unknown_inputs))
 
     def sample_y(
         self,
@@ -228,7 +266,8 @@ class Regressor(RegressorMixin, TableEstimator):
             DataError: The file cannot be written.
         """
         content = self._stored()
-        write_checkpoint(path, _KIND, content | {"stack": self.stack_.__getstate__()})
+        state = {"counts": "models_" in vars(self), "stack": self._model.__getstate__()}
+        write_checkpoint(path, _KIND, content | state)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Regressor:
@@ -240,11 +279,19 @@ class Regressor(RegressorMixin, TableEstimator):
         Raises:
             DataError: The file is missing, damaged or not such a checkpoint.
         """
-        content = read_checkpoint(path, _KIND, "cpu", {**STORED, "stack": dict})
+        required = {**STORED, "stack": dict, "counts": bool}
+        content = read_checkpoint(path, _KIND, "cpu", required)
         made = cls._from_stored(content, path)
+        if content["counts"]:
+            made.models_ = CountModels.restored(content["stack"], path)
+            return made
         made.stack_ = StackedGP()
         made.stack_.__setstate__(content["stack"])
         return made
+
+    @property
+    def _model(self) -> StackedGP | CountModels:
+        return self.models_ if "models_" in vars(self) else self.stack_
 
 
 def _targets(y: Any, table: pandas.DataFrame) -> NDArray[np.float64]:

@@ -18,6 +18,7 @@ from gpclml import Classifier, FitWarning, LaplaceMarginalLogLikelihood, fit_mll
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
 from gpclml.likelihoods import LogisticLikelihood
 from gpclml.models import GPClassification
+from gpclml.tables import averages
 from gpclml.tables import classifier as module
 from gpclml.tables.class_kernels import AVERAGED, KERNELS, AdditiveMatern, class_kernel
 
@@ -232,7 +233,7 @@ def test_more_rows_than_are_fitted_to():
     with pytest.warns(UserWarning, match="20 of 60"):
         same, other = (Classifier(FAST, max_rows=20, random_state=s).fit(x, y) for s in (3, 4))
     assert first.n_rows_ == 20
-    shares = np.bincount(first.models_.numbers) / 20
+    shares = np.bincount(first.models_.targets) / 20
     assert shares == pytest.approx(np.unique(y, return_counts=True)[1] / 60, abs=0.06)
     np.testing.assert_array_equal(first.predict_proba(x), same.predict_proba(x))
     assert not np.array_equal(first.predict_proba(x), other.predict_proba(x))
@@ -240,7 +241,7 @@ def test_more_rows_than_are_fitted_to():
 
 def test_kernels_whose_fit_fails_are_left_out(monkeypatch):
     x, y = arrays()
-    fit = module.fit_mll
+    fit = averages.fit_mll
     broken: tuple = (LinearKernel,)
 
     def fails(mll, **options):
@@ -248,7 +249,7 @@ def test_kernels_whose_fit_fails_are_left_out(monkeypatch):
             raise RuntimeError("no factor")
         return fit(mll, **options)
 
-    monkeypatch.setattr(module, "fit_mll", fails)
+    monkeypatch.setattr(averages, "fit_mll", fails)
     with pytest.warns(FitWarning, match=r"linear \(RuntimeError: no factor\)") as caught:
         classifier = Classifier(["linear", "rbf"]).fit(x, y)
     assert caught[0].filename == __file__

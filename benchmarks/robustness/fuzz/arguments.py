@@ -52,6 +52,7 @@ from gpclml.kernels import (
     RandomFourierFeatures,
 )
 from gpclml.laplace import Laplace
+from gpclml.likelihoods import TargetMixture
 from gpclml.linalg import ConjugateGradients
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork, Standardizer
@@ -245,6 +246,9 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "likelihoods.TargetDensity": lambda: dict(likelihood=here(BernoulliLikelihood())),
     "likelihoods.TargetPrediction": lambda: dict(
         likelihood=here(BernoulliLikelihood()), mean=normal(3), variance=positive(3)),
+    "likelihoods.TargetMixture": lambda: dict(members=[classifier().predict(inputs(3))]),
+    ("likelihoods.TargetMixture.interval", "likelihoods.TargetMixture.sample"): lambda: dict(
+        self=TargetMixture([classifier().predict(inputs(3))])),
     "likelihoods.target_density": lambda: dict(likelihood=here(BernoulliLikelihood())),
     "mlls.ConditionalMarginalLogLikelihood.forward": lambda: dict(
         self=(mll := objective()), function_dist=mll.model(inputs()),
