@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import gpytorch
@@ -20,8 +20,6 @@ import torch
 from gpytorch.kernels import LinearKernel
 from gpytorch.priors import LogNormalPrior
 from numpy.typing import ArrayLike
-from scipy.optimize import minimize_scalar
-from scipy.special import logsumexp
 from scipy.stats import nbinom
 from sklearn import ensemble, gaussian_process, linear_model, model_selection
 from sklearn.exceptions import ConvergenceWarning
@@ -39,12 +37,18 @@ from gpclml import (
     fit_mll,
 )
 from gpclml.conditioning import Conditioning
-from gpclml.likelihoods import LogisticLikelihood, LogPoissonLikelihood, TargetPrediction
+from gpclml.likelihoods import (
+    LogisticLikelihood,
+    LogPoissonLikelihood,
+    TargetMixture,
+    TargetPrediction,
+)
 from gpclml.models import GPClassification, GPCounts, LatentGP
+from gpclml.tables.comparing_classes import fitted_size
 
 __all__ = [
     "AVERAGE", "CLASS_METHODS", "CLASS_PEERS", "COUNT_METHODS", "COUNT_PEERS", "MEMBERS",
-    "MULTICLASS_METHODS", "AverageCounts", "NegativeBinomials", "Task", "fit_size",
+    "MULTICLASS_METHODS", "NegativeBinomials", "Task",
 ]  # fmt: skip
 
 AVERAGE = "average"
@@ -81,32 +85,6 @@ class NegativeBinomials:
     def cdf(self, y: ArrayLike) -> Array:
         """Probabilities of at most that count."""
         return self._law.cdf(y)
-
-
-class AverageCounts:
-    """The plain average of several densities of counts."""
-
-    def __init__(self, members: Sequence[Any]) -> None:
-        self._members = members
-        self.mean = np.mean([np.asarray(member.mean) for member in members], 0)
-
-    def log_prob(self, y: ArrayLike) -> Array:
-        """Log probabilities of a count for each row."""
-        logs = [np.asarray(member.log_prob(y)) for member in self._members]
-        return logsumexp(logs, axis=0) - math.log(len(logs))
-
-    def cdf(self, y: ArrayLike) -> Array:
-        """Probabilities of at most that count."""
-        return np.mean([np.asarray(member.cdf(y)) for member in self._members], 0)
-
-
-def fit_size(y: Array, means: Array) -> float:
-    """The size of negative binomials of these means that makes the counts most likely."""
-
-    def loss(log_size: float) -> float:
-        return -float(NegativeBinomials(means, math.exp(log_size)).log_prob(y).sum())
-
-    return math.exp(minimize_scalar(loss, bounds=(-5, math.log(_POISSON)), method="bounded").x)
 
 
 def _classifier(make: Callable[[Task], Any]) -> Callable[[Task], Array]:
@@ -244,7 +222,7 @@ def _variational_counts(task: Task) -> TargetPrediction:
 
 def _base_counts(task: Task) -> NegativeBinomials:
     rate = task.y.sum() / task.exposure.sum()
-    return NegativeBinomials(rate * task.test_exposure, fit_size(task.y, rate * task.exposure))
+    return NegativeBinomials(rate * task.test_exposure, fitted_size(task.y, rate * task.exposure))
 
 
 def _regressor(
@@ -259,7 +237,7 @@ def _regressor(
             held_out = model_selection.cross_val_predict(
                 make(task), task.x, rates, cv=folds, params=weights
             )
-            size = fit_size(task.y, held_out * task.exposure)
+            size = fitted_size(task.y, held_out * task.exposure)
         fitted = make(task).fit(task.x, rates, **weights)
         return NegativeBinomials(fitted.predict(task.test_x) * task.test_exposure, size)
 
@@ -338,7 +316,7 @@ def _ours(make: Callable[..., LatentGP]) -> dict[str, Peer]:
         "rbf+linear": Peer("RBF with ARD plus linear", _gp(make, "rbf", is_linear=True)),
         AVERAGE: Peer(
             "plain average of the five above",
-            AverageCounts if make is _counts else lambda members: np.mean(members, 0),
+            TargetMixture if make is _counts else lambda members: np.mean(members, 0),
         ),
         "matern-free": Peer("matern without priors", _gp(make, "matern", has_priors=False)),
         "matern-clml": Peer("matern by ten folds", _gp(make, "matern", held_out=KFold(10))),
