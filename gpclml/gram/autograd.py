@@ -82,7 +82,8 @@ class _Precomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        refuse_double_backward("log densities and covariances in closed form")
+        if torch.is_grad_enabled():
+            refuse_double_backward("log densities and covariances in closed form")
         _ = ctx.saved_tensors
         totals: dict[int, Tensor] = {}
         for tensor, gradient in ctx.vjp(grads[0].to(ctx.dtype)):

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
@@ -92,16 +92,19 @@ class Transform(NamedTuple):
         return torch.where(value > _LINEAR, value, value + (-torch.expm1(-value)).log())
 
 
+_IDENTITY = Transform(is_softplus=False)
+
+
 def transform_of(constraint: Interval | None) -> Transform | None:
     """The transform of a constraint of GPyTorch; None if it is none of those known here."""
     if constraint is None:
-        return Transform(is_softplus=False)
+        return _IDENTITY
     kind = type(constraint)
     if kind not in _KNOWN_CONSTRAINTS or "transform" in vars(constraint):
         return None
     function = constraint._transform
     if function is None:
-        return Transform(is_softplus=False)
+        return _IDENTITY
     if type(function) is not torch.nn.Softplus:
         return None
     if function.beta != 1.0 or function.threshold != _LINEAR:
@@ -120,7 +123,7 @@ class Hyperparameter:
     the value as the module computes it, from which autograd goes on.
 
     Args:
-        module: A kernel, mean, or noise model of GPyTorch.
+        source: A kernel, mean, or noise model of GPyTorch; or a tensor that is the hyperparameter.
         name: Of the hyperparameter, such as ``"lengthscale"``.
         dtype: Type of the value.
 
@@ -131,28 +134,19 @@ class Hyperparameter:
 
     __slots__ = ("_transform", "tensor", "value")
 
-    def __init__(self, module: torch.nn.Module, name: str, dtype: torch.dtype) -> None:
-        raw = getattr(module, f"raw_{name}", None)
-        self._transform = None
-        if raw is not None:
-            constraint = getattr(module, f"raw_{name}_constraint", None)
-            self._transform = transform_of(cast(Interval | None, constraint))
-        if self._transform is None:
-            value: Any = getattr(module, name)
-            self.tensor: Tensor = cast(Tensor, value() if callable(value) else value)
-            self.value: Tensor = self.tensor.detach().to(dtype)
-        else:
-            self.tensor = cast(Tensor, raw)
-            self.value = self._transform.value(self.tensor.detach().to(dtype))
-
-    @classmethod
-    def of(cls, source: torch.nn.Module | Tensor, name: str, dtype: torch.dtype) -> Self:
-        """That of a module; or a tensor that is the hyperparameter itself."""
-        if isinstance(source, torch.nn.Module):
-            return cls(source, name, dtype)
-        given = cls.__new__(cls)
-        given.tensor, given.value, given._transform = source, source.detach().to(dtype), None
-        return given
+    def __init__(self, source: torch.nn.Module | Tensor, name: str, dtype: torch.dtype) -> None:
+        transform: Transform | None = _IDENTITY
+        tensor: Any = source
+        if not isinstance(source, Tensor):
+            tensor = getattr(source, f"raw_{name}", None)
+            constraint = cast(Interval | None, getattr(source, f"raw_{name}_constraint", None))
+            transform = None if tensor is None else transform_of(constraint)
+        if transform is None:
+            value: Any = getattr(source, name)
+            tensor, transform = value() if callable(value) else value, _IDENTITY
+        self.tensor: Tensor = tensor
+        self._transform = transform
+        self.value: Tensor = transform.value(tensor.detach().to(dtype))
 
     def gradients(self, grad: Tensor) -> Gradients:
         """By the chain rule, from a gradient with respect to the value; none where none is needed.
@@ -165,7 +159,7 @@ class Hyperparameter:
             return []
         if grad.shape != tensor.shape:
             grad = grad.sum_to_size(tensor.shape)
-        if self._transform is not None and self._transform.is_softplus:
+        if self._transform.is_softplus:
             grad = grad * torch.sigmoid(tensor.detach())
         return [(tensor, grad.to(tensor.dtype))]
 
@@ -382,27 +376,34 @@ class _Distances:
         half = half_right = z.square().sum(-1, keepdim=True).mul_(-0.5)
         if other is not None:
             half_right = other.square().sum(-1, keepdim=True).mul_(-0.5)
-        wholes: list[Tensor] = []
-        for rows in _blocks_of_rows(z, right):
-            left = _rows(z, rows)
+        wholes: Sequence[Tensor] = ()
+        start = 0
+        for left, half_left in _blocks_of_rows(right, z, half):
             if z.shape[-1] == 1:  # on a line differences of points cost no more than products
                 e = (left - right.mT).square_().mul_(-0.5)
             else:
-                half_left = _rows(half, rows)
                 e = (left @ right.mT).add_(half_left).add_(half_right.mT)
-                diagonal = None
-                if other is None:
-                    diagonal = e.diagonal(rows.start if rows else 0, dim1=-2, dim2=-1)
-                _set_equal_points(e, half_left * _EQUAL, diagonal)
-            values = profile.value(e if e.dtype == dtype else e.to(dtype), power)
-            if rows is None:
-                wholes = list(values)
+                # Equal points have one norm: exactly zero is what is a few roundings below it.
+                floor = half_left * _EQUAL
+                diagonal = None if other is not None else e.diagonal(start, dim1=-2, dim2=-1)
+                looks_first = diagonal is not None and e.is_cpu and e.numel() > _FEW
+                if looks_first:  # for which a GPU would have to wait
+                    diagonal.fill_(-math.inf)
+                if not looks_first or bool((e.amax(-1, keepdim=True) > floor).any()):
+                    e.masked_fill_(e > floor, 0.0)
+                if diagonal is not None:
+                    diagonal.zero_()
+            values = profile.value(e.to(dtype), power)
+            if left is z:
+                wholes = values
                 break
             if not wholes:
                 n, m = z.shape[-2], right.shape[-2]
                 wholes = [value.new_empty(*value.shape[:-2], n, m) for value in values]
+            stop = start + left.shape[-2]
             for whole, value in zip(wholes, values, strict=True):
-                whole[..., rows, :] = value
+                whole[..., start:stop, :] = value
+            start = stop
         self.matrix, *self._kept = wholes
 
     def grad_points(self, G: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -413,12 +414,9 @@ class _Distances:
         # A product of the points with rows of M takes less time than one of M with the points.
         products: Any = 0.0
         sums: Any = 0.0
-        for rows in _blocks_of_rows(G, right):
-            left = _rows(z, rows)
-            values = self.matrix, *self._kept
-            if rows is not None:
-                values = [_rows(whole, rows) for whole in values]
-            M = _rows(G, rows) * self._profile.slope(*values)
+        start = 0
+        for rows, left, *values in _blocks_of_rows(right, G, z, self.matrix, *self._kept):
+            M = rows * self._profile.slope(*values)
             if z.shape[-1] == 1:
                 M = M.mul_(right.mT - left)
                 products = products - M.sum(-2).unsqueeze(-2)
@@ -427,17 +425,16 @@ class _Distances:
                 continue
             if other is None:
                 # A point has no distance to itself; far from the origin its two terms would cancel.
-                M.diagonal(rows.start if rows else 0, dim1=-2, dim2=-1).zero_()
+                M.diagonal(start, dim1=-2, dim2=-1).zero_()
+                start += left.shape[-2]
             else:
                 grad_z.append((M @ other).sub_(M.sum(-1, keepdim=True) * left))
             product, total = left.mT @ M, M.sum(-2, dtype=torch.float64)
-            products, sums = (
-                (product, total) if rows is None else (products + product, sums + total)
-            )
+            products, sums = (product, total) if left is z else (products + product, sums + total)
         # M is symmetric for one set of points: columns and rows give equal halves.
         grad_right = products.mT
         if z.shape[-1] > 1:
-            grad_right = grad_right - sums.unsqueeze(-1) * right
+            grad_right = torch.addcmul(grad_right, sums.unsqueeze(-1), right, value=-1.0)
         if other is None:
             return 2.0 * grad_right, None
         return torch.cat(grad_z, -2), grad_right
@@ -446,51 +443,28 @@ class _Distances:
         """The gradient with respect to the exponent, ``(*batch,)``."""
         slope = cast(Callable[..., Tensor], self._profile.power_slope)
         total: Any = 0.0
-        for rows in _blocks_of_rows(G, G.mT):
-            kept = [_rows(whole, rows) for whole in (self.matrix, *self._kept)]
-            total = total + slope(*kept).mul_(_rows(G, rows)).sum((-2, -1))
+        for rows, *values in _blocks_of_rows(G.mT, G, self.matrix, *self._kept):
+            total = total + slope(*values).mul_(rows).sum((-2, -1))
         return total
 
 
 _EQUAL = 4.0 * torch.finfo(torch.float64).eps
-_FEW = 10_000  # entries of which all are looked at without asking first
+_FEW = 4096  # entries of which all are looked at without asking first
 
 
-def _set_equal_points(e: Tensor, floor: Tensor, diagonal: Tensor | None) -> None:
-    """Sets exactly zero what is a few roundings below it: equal points have one norm.
+def _blocks_of_rows(columns: Tensor, *matrices: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """The same rows of matrices, as many as stay in a processor's cache with all columns.
 
-    Of minus half the squared distances ``(*batch, n, m)``; the floor has the roundings of each row,
-    negative, ``(*batch, n, 1)``, the diagonal is a view of points with themselves, if any.
+    ``(*batch, m, …)`` are the points of the columns; the matrices are ``(*batch, n, …)``. Where all
+    rows do, they come as they are.
     """
-    if diagonal is not None and e.is_cpu and e.numel() > _FEW:  # else a GPU would have to wait
-        diagonal.fill_(-math.inf)
-        if not bool((e.amax(-1, keepdim=True) > floor).any()):
-            diagonal.zero_()
-            return
-    e.masked_fill_(e > floor, 0.0)
-    if diagonal is not None:
-        diagonal.zero_()
-
-
-def _blocks_of_rows(left: Tensor, right: Tensor) -> Sequence[slice | None]:
-    """Rows of a matrix ``(*batch, n, m)`` of points that stay in a processor's cache together.
-
-    None is all of them.
-    """
-    n, m = left.shape[-2], right.shape[-2]
-    most = _AT_A_TIME.get(left.device.type, _AT_A_TIME["other"])
-    batch = max(left.shape[:-2].numel(), right.shape[:-2].numel())
-    if batch * n * m <= most:
-        return _ALL
-    count = max(1, most // (batch * m))
-    return [slice(start, min(start + count, n)) for start in range(0, n, count)]
-
-
-_ALL = (None,)
-
-
-def _rows(matrix: Tensor, rows: slice | None) -> Tensor:
-    return matrix if rows is None else matrix[..., rows, :]
+    rows = matrices[0]
+    batch = max(rows.shape[:-2].numel(), columns.shape[:-2].numel())
+    most = _AT_A_TIME["cpu" if rows.is_cpu else "other"]
+    count = max(1, most // max(1, batch * columns.shape[-2]))
+    if count >= rows.shape[-2]:
+        return [matrices]
+    return zip(*(matrix.split(count, -2) for matrix in matrices), strict=True)
 
 
 class RadialGram(Gram):
@@ -818,20 +792,21 @@ class ScaledGram(_Composite):
         """See :class:`Gram`."""
         k, tensors, base_vjp, _ = self._children[0](x, other)
         scale = Hyperparameter(self._kernel, "outputscale", k.dtype)
+        factor = scale.value.reshape(*scale.value.shape, 1, 1)
         with torch.no_grad():
-            matrix = k * scale.value[..., None, None]
+            matrix = k * factor
 
         def vjp(G: Tensor) -> Gradients:
             wanted = scale.tensor.requires_grad
             gradients = scale.gradients(inner_product(G, k)) if wanted else []
             if not tensors:
                 return gradients
-            if scale.value.numel() > 1:
-                return gradients + base_vjp(G * scale.value[..., None, None])
+            if factor.numel() > 1:
+                return gradients + base_vjp(G * factor)
             # Members of a batch are scaled before they are summed.
             # The product is linear: its results are smaller than the matrix.
-            factor = scale.value.reshape(())
-            return gradients + [(x, fitted(g * factor, x)) for x, g in base_vjp(G)]
+            number = factor.reshape(())
+            return gradients + [(x, (g * number).to(x.dtype)) for x, g in base_vjp(G)]
 
         return Evaluated(matrix, tensors + _needing(scale), vjp, is_free=True)
 
@@ -945,13 +920,8 @@ def _check_columns(kernel: Kernel, x: Tensor) -> None:
 def inner_product(a: Tensor, b: Tensor) -> Tensor:
     """The sum of the products of two matrices' entries, ``(*batch,)``; batches broadcast."""
     # BLAS adds them one after another, which loses digits; torch.sum adds sums of sums.
-    blocks = _blocks_of_rows(a, a.mT)
-    if blocks is _ALL:
-        return (a * b).sum((-2, -1))
-    total: Any = 0.0
-    for rows in blocks:
-        total = total + (_rows(a, rows) * _rows(b, rows)).sum((-2, -1))
-    return total
+    terms = [(rows * others).sum((-2, -1)) for rows, others in _blocks_of_rows(b.mT, a, b)]
+    return sum(terms[1:], terms[0])
 
 
 _METHOD = "_closed_form"  # by which a class of kernels gives its closed form

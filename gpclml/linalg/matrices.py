@@ -237,8 +237,8 @@ def _invert_by_halves(L: Tensor, undivided: int) -> None:
     L[..., :h, h:] = cross.mT
 
 
-def plus_product(matrix: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """``matrix + left @ right.mT``, in its memory."""
+def plus_product(matrix: Tensor, left: Tensor, right: Tensor, factor: float = 1.0) -> Tensor:
+    """``matrix + factor * left @ right.mT``, in its memory."""
     if matrix.ndim == 2:
-        return matrix.addmm_(left, right.mT)
-    return matrix.add_(left @ right.mT)
+        return matrix.addmm_(left, right.mT, alpha=factor)
+    return matrix.add_(left @ right.mT, alpha=factor)
