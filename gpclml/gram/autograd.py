@@ -38,9 +38,7 @@ class Evaluated(NamedTuple):
 
 def fitted(gradient: Tensor, like: Tensor) -> Tensor:
     """A gradient in the shape and type of its tensor, which may have been broadcast."""
-    if gradient.shape != like.shape:
-        gradient = gradient.sum_to_size(like.shape)
-    return gradient.to(like.dtype)
+    return gradient.sum_to_size(like.shape).to(like.dtype)
 
 
 def precomputed(evaluated: Evaluated, dtype: torch.dtype | None = None) -> Tensor:

@@ -27,23 +27,9 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
+from gpytorch import kernels
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
-from gpytorch.kernels import (
-    AdditiveKernel,
-    ConstantKernel,
-    CosineKernel,
-    IndexKernel,
-    Kernel,
-    LinearKernel,
-    MaternKernel,
-    PeriodicKernel,
-    PolynomialKernel,
-    ProductKernel,
-    RBFKernel,
-    RQKernel,
-    ScaleKernel,
-    SpectralMixtureKernel,
-)
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from gpclml.errors import ArgumentError, ShapeError
@@ -144,9 +130,9 @@ class Hyperparameter:
         if transform is None:
             value: Any = getattr(source, name)
             tensor, transform = value() if callable(value) else value, _IDENTITY
-        self.tensor: Tensor = tensor
+        self.tensor = cast(Tensor, tensor)
         self._transform = transform
-        self.value: Tensor = transform.value(tensor.detach().to(dtype))
+        self.value: Tensor = transform.value(self.tensor.detach().to(dtype))
 
     def gradients(self, grad: Tensor) -> Gradients:
         """By the chain rule, from a gradient with respect to the value; none where none is needed.
@@ -157,8 +143,7 @@ class Hyperparameter:
         tensor = self.tensor
         if not tensor.requires_grad:
             return []
-        if grad.shape != tensor.shape:
-            grad = grad.sum_to_size(tensor.shape)
+        grad = grad.sum_to_size(tensor.shape)
         if self._transform.is_softplus:
             grad = grad * torch.sigmoid(tensor.detach())
         return [(tensor, grad.to(tensor.dtype))]
@@ -178,10 +163,6 @@ class Profile(NamedTuple):
     value: Callable[[Tensor, Any], tuple[Tensor, ...]]
     slope: Callable[..., Tensor]
     power_slope: Callable[..., Tensor] | None = None
-
-
-def _rbf(e: Tensor, _: Any) -> tuple[Tensor]:
-    return (e.exp_(),)
 
 
 def _distance(e: Tensor) -> Tensor:
@@ -240,7 +221,7 @@ def _cosine(e: Tensor, _: Any) -> tuple[Tensor, Tensor]:
 
 
 PROFILES = {
-    "rbf": Profile(1.0, _rbf, lambda k: k),
+    "rbf": Profile(1.0, lambda e, _: (e.exp_(),), lambda k: k),
     "matern_12": Profile(1.0, _matern_12, _slope_of_matern_12),
     "matern_32": Profile(math.sqrt(3.0), _matern_32, lambda k, decay: decay),
     "matern_52": Profile(math.sqrt(5.0), _matern_52, lambda k, slope: slope),
@@ -376,7 +357,7 @@ class _Distances:
         half = half_right = z.square().sum(-1, keepdim=True).mul_(-0.5)
         if other is not None:
             half_right = other.square().sum(-1, keepdim=True).mul_(-0.5)
-        wholes: Sequence[Tensor] = ()
+        wholes: Any = ()
         start = 0
         for left, half_left in _blocks_of_rows(right, z, half):
             if z.shape[-1] == 1:  # on a line differences of points cost no more than products
@@ -385,14 +366,13 @@ class _Distances:
                 e = (left @ right.mT).add_(half_left).add_(half_right.mT)
                 # Equal points have one norm: exactly zero is what is a few roundings below it.
                 floor = half_left * _EQUAL
-                diagonal = None if other is not None else e.diagonal(start, dim1=-2, dim2=-1)
-                looks_first = diagonal is not None and e.is_cpu and e.numel() > _FEW
+                diagonal = e[..., :0] if other is not None else e.diagonal(start, dim1=-2, dim2=-1)
+                looks_first = other is None and e.is_cpu and e.numel() > _FEW
                 if looks_first:  # for which a GPU would have to wait
                     diagonal.fill_(-math.inf)
                 if not looks_first or bool((e.amax(-1, keepdim=True) > floor).any()):
                     e.masked_fill_(e > floor, 0.0)
-                if diagonal is not None:
-                    diagonal.zero_()
+                diagonal.zero_()
             values = profile.value(e.to(dtype), power)
             if left is z:
                 wholes = values
@@ -548,7 +528,7 @@ class PeriodicGram(Gram):
 
     def _circles(self, points: Tensor) -> Tensor:
         """Points ``(*batch, n, d)`` on circles, ``(*batch, n, 2 d)``, in double precision."""
-        kernel = cast(PeriodicKernel, self._kernel)
+        kernel = cast(kernels.PeriodicKernel, self._kernel)
         angle = points.double() * (2.0 * math.pi / kernel.period_length.double())
         radius = kernel.lengthscale.double().rsqrt()
         return torch.cat([angle.cos() * radius, angle.sin() * radius], -1)
@@ -750,10 +730,7 @@ class SpectralMixtureGram(Gram):
 
 
 def _product(factors: Sequence[Tensor]) -> Tensor:
-    product = factors[0]
-    for factor in factors[1:]:
-        product = product * factor
-    return product
+    return cast(Tensor, math.prod(cast(Any, factors[1:]), start=factors[0]))
 
 
 class _Composite(Gram):
@@ -826,9 +803,7 @@ class SumGram(_Composite):
         """See :class:`Gram`."""
         evaluated = [term(x, other) for term in self._children]
         with torch.no_grad():
-            matrix = evaluated[0].value
-            for term in evaluated[1:]:
-                matrix = matrix + term.value
+            matrix = sum((term.value for term in evaluated[1:]), evaluated[0].value)
 
         def vjp(G: Tensor) -> Gradients:
             return [pair for term in evaluated for pair in term.vjp(G)]
@@ -949,25 +924,29 @@ def closed_form(kernel: Kernel, *, select: bool = False) -> Gram | Reason:
     method, make = vars(kind).get(_METHOD), _KNOWN.get(kind)
     if has_hooks(kernel):
         return Reason(f"{kind.__name__} has hooks, or a forward that was exchanged")
-    if kind is ScaleKernel:  # which selects the columns for its base, and calls its forward
+    if kind is kernels.ScaleKernel:  # which selects the columns for its base, and calls its forward
         base = closed_form(cast(Kernel, kernel.base_kernel))
         gram = base if isinstance(base, Reason) else ScaledGram(kernel, [base])
-    elif kind is AdditiveKernel or kind is ProductKernel:
+    elif kind is kernels.AdditiveKernel or kind is kernels.ProductKernel:
         children = [closed_form(child, select=True) for child in cast(Any, kernel.kernels)]
         unknown = next((child for child in children if isinstance(child, Reason)), None)
-        combined = SumGram if kind is AdditiveKernel else ProductGram
+        combined = SumGram if kind is kernels.AdditiveKernel else ProductGram
         gram = unknown or combined(kernel, cast(list[Gram], children))
     elif method is not None:
         gram = cast(Gram | Reason, method(kernel))
-    elif kind is MaternKernel:
-        gram = RadialGram(kernel, _MATERN[cast(MaternKernel, kernel).nu])
+    elif kind is kernels.MaternKernel:
+        gram = RadialGram(kernel, _MATERN[cast(kernels.MaternKernel, kernel).nu])
     # Subclasses such as PositiveIndexKernel only make the matrix of tasks in another way.
-    elif kind.forward is IndexKernel.forward:
+    elif kind.forward is kernels.IndexKernel.forward:
         gram = TasksGram(kernel)
     elif make is not None:
         gram = make(kernel)
     else:
-        bases = (b for b in kind.__mro__ if b in _KNOWN or b is MaternKernel or _METHOD in vars(b))
+        bases = (
+            b
+            for b in kind.__mro__
+            if b in _KNOWN or b is kernels.MaternKernel or _METHOD in vars(b)
+        )
         base = next(bases, None)
         known = f"a subclass of {base.__name__}" if base else "not known in closed form"
         return Reason(f"{kind.__name__} is {known}")
@@ -984,12 +963,12 @@ def has_hooks(module: torch.nn.Module) -> bool:
 
 
 _KNOWN: dict[type[Kernel], Callable[[Kernel], Gram]] = {
-    ConstantKernel: ConstantGram,
-    CosineKernel: partial(RadialGram, profile="cosine", lengthscale="period_length"),
-    LinearKernel: LinearGram,
-    PeriodicKernel: PeriodicGram,
-    PolynomialKernel: PolynomialGram,
-    RBFKernel: partial(RadialGram, profile="rbf"),
-    RQKernel: partial(RadialGram, profile="rational_quadratic", power="alpha"),
-    SpectralMixtureKernel: SpectralMixtureGram,
+    kernels.ConstantKernel: ConstantGram,
+    kernels.CosineKernel: partial(RadialGram, profile="cosine", lengthscale="period_length"),
+    kernels.LinearKernel: LinearGram,
+    kernels.PeriodicKernel: PeriodicGram,
+    kernels.PolynomialKernel: PolynomialGram,
+    kernels.RBFKernel: partial(RadialGram, profile="rbf"),
+    kernels.RQKernel: partial(RadialGram, profile="rational_quadratic", power="alpha"),
+    kernels.SpectralMixtureKernel: SpectralMixtureGram,
 }

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from gpclml.errors import ModelModeError
 from gpclml.gram import Evaluated, Gradients, precomputed
-from gpclml.gram.autograd import fitted
 from gpclml.linalg.matrices import HALF_LOG_2PI
 
 PriorTerm = tuple[torch.nn.Module, Prior, Callable[[Any], Any]]
@@ -56,7 +55,8 @@ def registered(model: torch.nn.Module) -> tuple[list[PriorTerm], list[AddedLossT
                 if loss is not None:
                     losses[id(loss)] = loss
         # As in GPyTorch a module counts once for each parent, whatever names that has for it.
-        modules.extend(filter(None, dict.fromkeys(module._modules.values())))
+        if module._modules:
+            modules.extend(filter(None, dict.fromkeys(module._modules.values())))
     return priors, list(losses.values())
 
 
@@ -79,10 +79,11 @@ def log_priors(priors: Sequence[PriorTerm], batch_shape: torch.Size) -> Evaluate
     def vjp(grad: Tensor) -> Gradients:
         gradients: Gradients = []
         for tensor, (slope, shape) in zip(tensors, terms, strict=True):
-            weight = grad if grad.shape == shape else grad.sum_to_size(shape)
+            weight = grad.sum_to_size(shape)
             if shape:
                 weight = weight.reshape((*shape, *[1] * (slope.ndim - len(shape))))
-            gradients.append((tensor, fitted(weight * slope, tensor)))
+            gradient = (weight * slope).sum_to_size(tensor.shape)
+            gradients.append((tensor, gradient.to(tensor.dtype)))
         return gradients
 
     return Evaluated(total, tensors, vjp)

@@ -20,11 +20,7 @@ from gpclml.conditioning import LastPoints
 from gpclml.conditioning.batches import Loader, batches_of
 from gpclml.curvature import Curvature, Kronecker, Structure
 from gpclml.curvature.gradients import outputs_and_gradients
-from gpclml.curvature.output_likelihoods import (
-    gradient_columns,
-    output_column,
-    output_likelihood,
-)
+from gpclml.curvature.output_likelihoods import gradient_columns, output_column, output_likelihood
 from gpclml.curvature.structure import Precisions, SoftmaxColumns
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.inference import evaluating
