@@ -469,11 +469,10 @@ class RadialGram(Gram):
         _check_columns(self._kernel, x)
         length = Hyperparameter(self._kernel, self._lengthscale, torch.float64)
         power = Hyperparameter(self._kernel, self._power, torch.float64) if self._power else None
-        with torch.no_grad():
-            z = x.double() / length.value
-            w = None if other is None else other.double() / length.value
-            exponent = None if power is None else power.value.unsqueeze(-1)
-            distances = _Distances(z, w, profile, exponent, _dtype(x, other))
+        z = x.detach().double() / length.value
+        w = None if other is None else other.detach().double() / length.value
+        exponent = None if power is None else power.value.unsqueeze(-1)
+        distances = _Distances(z, w, profile, exponent, _dtype(x, other))
         needs_points = x.requires_grad or (other is not None and other.requires_grad)
 
         def vjp(G: Tensor) -> Gradients:
@@ -515,9 +514,8 @@ class PeriodicGram(Gram):
         _check_columns(self._kernel, x)
         z = self._circles(x)
         w = None if other is None else self._circles(other)
-        dtype = _dtype(x, other)
-        with torch.no_grad():
-            distances = _Distances(z, w, PROFILES["rbf"], None, dtype)
+        others = None if w is None else w.detach()
+        distances = _Distances(z.detach(), others, PROFILES["rbf"], None, _dtype(x, other))
 
         def vjp(G: Tensor) -> Gradients:
             grad_z, grad_w = distances.grad_points(G)
@@ -665,32 +663,28 @@ class SpectralMixtureGram(Gram):
         )
         columns, components = range(x.shape[-1]), range(weights.value.shape[-1])
         twice_pi = 2.0 * math.pi
-        with torch.no_grad():
-            left = x.to(dtype)
-            right = left if other is None else other.to(dtype)
-            rates, widths = (
-                twice_pi * parameter.value[..., 0, :, None, None] for parameter in (means, scales)
-            )  # (*batch, Q, d, 1, 1)
-            shares = weights.value[..., None, None]  # (*batch, Q, 1, 1)
+        left = x.detach().to(dtype)
+        right = left if other is None else other.detach().to(dtype)
+        rates, widths = (
+            twice_pi * parameter.value[..., 0, :, None, None] for parameter in (means, scales)
+        )  # (*batch, Q, d, 1, 1)
+        shares = weights.value[..., None, None]  # (*batch, Q, 1, 1)
 
-            def differences(d: int) -> Tensor:
-                return left[..., d, None] - right[..., None, :, d]
+        def differences(d: int) -> Tensor:
+            return left[..., d, None] - right[..., None, :, d]
 
-            def term(tau: Tensor, q: int, d: int) -> tuple[Tensor, Tensor]:
-                """The damping of a component, and its phase."""
-                damping = (tau * widths[..., q, d, :, :]).square_().mul_(-0.5).exp_()
-                return damping, tau * rates[..., q, d, :, :]
+        def term(tau: Tensor, q: int, d: int) -> tuple[Tensor, Tensor]:
+            """The damping of a component, and its phase."""
+            damping = (tau * widths[..., q, d, :, :]).square_().mul_(-0.5).exp_()
+            return damping, tau * rates[..., q, d, :, :]
 
-            def total(d: int) -> Tensor:
-                tau, result = differences(d), None
-                for q in components:
-                    damping, phase = term(tau, q, d)
-                    wave = damping.mul_(phase.cos_()) * shares[..., q, :, :]
-                    result = wave if result is None else result.add_(wave)
-                return cast(Tensor, result)
-
-            sums = [total(d) for d in columns]
-            matrix = _product(sums)
+        sums: list[Tensor] = []
+        for d in columns:
+            tau, total = differences(d), cast(Any, 0.0)
+            for q in components:
+                damping, phase = term(tau, q, d)
+                total = total + damping.mul_(phase.cos_()) * shares[..., q, :, :]
+            sums.append(total)
 
         def vjp(G: Tensor) -> Gradients:
             batch = G.shape[:-2]
@@ -726,7 +720,7 @@ class SpectralMixtureGram(Gram):
                 gradients += _gradients(other, grad_other)
             return gradients
 
-        return Evaluated(matrix, _needing(means, scales, weights, x, other), vjp)
+        return Evaluated(_product(sums), _needing(means, scales, weights, x, other), vjp)
 
 
 def _product(factors: Sequence[Tensor]) -> Tensor:
@@ -770,8 +764,7 @@ class ScaledGram(_Composite):
         k, tensors, base_vjp, _ = self._children[0](x, other)
         scale = Hyperparameter(self._kernel, "outputscale", k.dtype)
         factor = scale.value.reshape(*scale.value.shape, 1, 1)
-        with torch.no_grad():
-            matrix = k * factor
+        matrix = k * factor
 
         def vjp(G: Tensor) -> Gradients:
             wanted = scale.tensor.requires_grad
@@ -802,8 +795,7 @@ class SumGram(_Composite):
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
         evaluated = [term(x, other) for term in self._children]
-        with torch.no_grad():
-            matrix = sum((term.value for term in evaluated[1:]), evaluated[0].value)
+        matrix = sum((term.value for term in evaluated[1:]), evaluated[0].value)
 
         def vjp(G: Tensor) -> Gradients:
             return [pair for term in evaluated for pair in term.vjp(G)]
@@ -831,9 +823,7 @@ class ProductGram(_Composite):
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
         evaluated = [factor(x, other) for factor in self._children]
-        with torch.no_grad():
-            values = [factor.value for factor in evaluated]
-            matrix = _product(values)
+        values = [factor.value for factor in evaluated]
 
         def vjp(G: Tensor) -> Gradients:
             gradients: Gradients = []
@@ -843,7 +833,8 @@ class ProductGram(_Composite):
                     gradients += factor.vjp(_product([G, *others]))
             return gradients
 
-        return Evaluated(matrix, [tensor for factor in evaluated for tensor in factor.tensors], vjp)
+        tensors = [tensor for factor in evaluated for tensor in factor.tensors]
+        return Evaluated(_product(values), tensors, vjp)
 
 
 class FeaturesGram(Gram):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self, cast
 
@@ -127,7 +127,7 @@ class BlockLogDensity:
     blocks: tuple[Tensor, ...]  # on the covariance's device, (k_i, b_i) each
     disjoint: bool  # whether no point is in two blocks
     checked: bool = True
-    order: Tensor | None = field(default=None, init=False)
+    order = None
 
     def evaluate(self, K: Tensor, residuals: Tensor, is_free: bool) -> tuple[Tensor, State]:
         """As for one block."""
@@ -289,12 +289,11 @@ class DenseCovariance(ExactCovariance):
         evaluate = density.evaluate
         if layout is not None:
             evaluate = lambda K, *given: density.evaluate(layout.covariances(K), *given)  # noqa: E731
-        with torch.no_grad():
-            try:
-                values, state = evaluate(matrix, residuals, is_free)
-            except SingularError:
-                is_free = False
-                values, state = evaluate(self._evaluated(order, batch).value, residuals, is_free)
+        try:
+            values, state = evaluate(matrix, residuals, is_free)
+        except SingularError:
+            is_free = False
+            values, state = evaluate(self._evaluated(order, batch).value, residuals, is_free)
         del matrix  # the product needs the factor, and not the matrix
         # A list, so that the product can let go of the state before the gradient is formed.
         states = [state]
@@ -416,13 +415,12 @@ class GramCovariance(DenseCovariance):
         matrix, tensors, kernel_vjp, is_free = kernel
         noise = Hyperparameter(self.noise, "noise", matrix.dtype)
         moves_noise = order is not None and noise.value.shape[-1] > 1
-        with torch.no_grad():
-            variances = noise.value
-            if moves_noise:
-                variances = variances.index_select(-1, cast(Tensor, order))
-            if not is_free or matrix.shape != self.shape:
-                matrix = matrix.expand(self.shape).clone()
-            matrix.diagonal(dim1=-2, dim2=-1).add_(variances)
+        variances = noise.value
+        if moves_noise:
+            variances = variances.index_select(-1, cast(Tensor, order))
+        if not is_free or matrix.shape != self.shape:
+            matrix = matrix.expand(self.shape).clone()
+        matrix.diagonal(dim1=-2, dim2=-1).add_(variances)
 
         def vjp(G: Tensor) -> Gradients:
             gradients = kernel_vjp(G)
