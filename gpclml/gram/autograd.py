@@ -60,12 +60,12 @@ def precomputed(evaluated: Evaluated, dtype: torch.dtype | None = None) -> Tenso
     return cast(Tensor, _Precomputed.apply(value, vjp, evaluated.value.dtype, *distinct))
 
 
-def matrix_node(evaluated: Evaluated, dtype: torch.dtype) -> Tensor:
+def matrix_node(evaluated: Evaluated, dtype: torch.dtype | None = None) -> Tensor:
     """The matrix of one set of points as a node of autograd, with whatever is computed of it.
 
     Args:
         evaluated: The matrix, ``(*batch, n, n)``.
-        dtype: Type of the result.
+        dtype: Type of the result; that of the matrix if None.
     """
     value, tensors, vjp, _ = evaluated
     return precomputed(Evaluated(value, tensors, lambda grad: vjp(0.5 * (grad + grad.mT))), dtype)

@@ -687,14 +687,12 @@ def evaluate_points(prior: MultivariateNormal) -> MultivariateNormal:
     if type(prior) is not MultitaskMultivariateNormal or type(kernel) is not MultitaskKernel:
         return prior
     x, is_plain = lazy.x1, lazy.x1.ndim == 2 and lazy.x1 is lazy.x2 and not lazy.params
+    is_plain = is_plain and lazy._is_grad_enabled == torch.is_grad_enabled()
     gram = closed_form(cast(Any, kernel.data_covar_module))
     if not is_plain or has_hooks(kernel) or isinstance(gram, Reason):
         return prior
-    if lazy._is_grad_enabled != torch.is_grad_enabled():
-        return prior
-    points = to_linear_operator(matrix_node(gram(x), x.dtype))
-    tasks = cast(Any, kernel.task_covar_module).covar_matrix
-    product = operators.KroneckerProductLinearOperator(points, tasks)
+    points, tasks = matrix_node(gram(x), x.dtype), cast(Any, kernel.task_covar_module).covar_matrix
+    product = operators.KroneckerProductLinearOperator(to_linear_operator(points), tasks)
     return MultitaskMultivariateNormal(prior.mean, product, interleaved=prior._interleaved)
 
 
@@ -760,8 +758,7 @@ def kronecker_covariance(covariance: LinearOperator) -> linalg.KroneckerCovarian
         return None
     points, tasks, noise = factors[0], factors[1].to_dense(), factors[2]
     # Eigenvectors are for finite numbers. On a GPU a step would wait for them.
-    if noise.device.type != "cpu" or not bool((noise > 0).all()):
-        return None
-    if not all_finite(tasks / noise.unsqueeze(-1)):
+    is_positive = noise.is_cpu and bool((noise > 0).all())
+    if not is_positive or not all_finite(tasks / noise.unsqueeze(-1)):
         return None
     return linalg.KroneckerCovariance(points.to_dense(), tasks, noise)

@@ -331,16 +331,12 @@ class DenseCovariance(ExactCovariance):
             return in_data_order
         return _reordered(in_data_order, order, batch, is_free=matrix.is_cpu)
 
-    def _evaluated_matrix(self) -> Tensor:
-        """The matrix in the type that it was evaluated in, differentiable."""
-        evaluated = self._evaluated(None, self.shape[:-2])
-        return matrix_node(evaluated, evaluated.value.dtype)
-
     def block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """From one inverse, for any number of blocks; each with a gradient of its own."""
         if len(blocks) == 1 and blocks[0].shape[-2] == 1:
             return self.held_out_log_density(residual, blocks).unsqueeze(-1)
-        L = safe_cholesky(self._evaluated_matrix(), checked=self.checked)
+        K = matrix_node(self._evaluated(None, self.shape[:-2]))
+        L = safe_cholesky(K, checked=self.checked)
         alpha = torch.cholesky_solve(residual.to(L.dtype).unsqueeze(-1), L)
         Q = torch.cholesky_inverse(L) if L.requires_grad else inverse_of_factor(L, in_place=True)
         groups = [block.to(self.device, non_blocking=True) for block in blocks]
@@ -361,7 +357,7 @@ class DenseCovariance(ExactCovariance):
 
     def predictions(self, residual: Tensor, orders: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """By a factor for each order, whose whitened residuals are z: z_i L_ii and L_ii²."""
-        K, errors, variances = self._evaluated_matrix(), [], []
+        K, errors, variances = matrix_node(self._evaluated(None, self.shape[:-2])), [], []
         for order in [None] if orders is None else orders.to(self.device):
             ordered = residual if order is None else take(residual, order)
             L = safe_cholesky(K if order is None else permute(K, order))
@@ -424,13 +420,11 @@ class GramCovariance(DenseCovariance):
 
         def vjp(G: Tensor) -> Gradients:
             gradients = kernel_vjp(G)
-            if noise.tensor.requires_grad:
-                grad_noise = G.diagonal(dim1=-2, dim2=-1)
-                if moves_noise:
-                    index = cast(Tensor, order)
-                    grad_noise = torch.empty_like(grad_noise).index_copy_(-1, index, grad_noise)
-                gradients += noise.gradients(grad_noise)
-            return gradients
+            grad_noise = G.diagonal(dim1=-2, dim2=-1)
+            if moves_noise:
+                index = cast(Tensor, order)
+                grad_noise = torch.empty_like(grad_noise).index_copy_(-1, index, grad_noise)
+            return gradients + noise.gradients(grad_noise)
 
         needed = [noise.tensor] if noise.tensor.requires_grad else []
         # A network may be another, with other features, when it is asked a second time. A GPU has

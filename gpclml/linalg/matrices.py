@@ -64,12 +64,10 @@ def safe_cholesky(covariance: Tensor, *, checked: bool = True, in_place: bool = 
         raise SingularError
     if bad := int((~torch.isfinite(covariance)).sum()):
         raise NonFiniteError(
-            "covariance",
-            f"{bad} non-finite of {covariance.numel()} entries "
-            f"(shape {tuple(covariance.shape)}, {covariance.dtype})",
-            "finite entries",
+            "covariance", f"{bad} non-finite of {covariance.numel()} entries "
+            f"(shape {tuple(covariance.shape)}, {covariance.dtype})", "finite entries",
             "Check the inputs for NaN, and lower the learning rate if hyperparameters diverged.",
-        )
+        )  # fmt: skip
     if matrix.dtype == torch.float32:
         matrix = matrix.double()
         factor, left = _factor(matrix)

@@ -140,9 +140,7 @@ def check_train_mode(model: torch.nn.Module) -> None:
     """Refuses, by a ModelModeError, a model in eval mode, whose output is its posterior."""
     if not model.training:
         raise ModelModeError(
-            "model",
-            "a model in eval mode, whose output is its posterior",
-            "a model in train mode",
+            "model", "a model in eval mode, whose output is its posterior", "a model in train mode",
             "Call model.train() before the objective; for scores of a fitted model use "
             "gpclml.evaluation.",
-        )
+        )  # fmt: skip

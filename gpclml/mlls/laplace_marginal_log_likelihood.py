@@ -222,9 +222,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
 
     def road(self) -> Road:
         """Which way an evaluation for a latent GP goes, and why not a faster one."""
-        return (
-            Road("Laplace's approximation") if self._of_latent is None else self._of_latent.road()
-        )
+        return self._of_latent.road() if self._of_latent else Road("Laplace's approximation")
 
     @checked(late=True)
     def log_joint(self, output: Linearization, target: Tensor) -> Tensor:
