@@ -175,7 +175,7 @@ def all_finite(values: Tensor) -> bool:
 
     A sum is finite only where every value is; if it overflows every value is checked.
     """
-    total = values.detach() if values.ndim == 0 else values.detach().sum()
+    total = values if values.ndim == 0 else values.detach().sum()
     return math.isfinite(total.item()) or (values.ndim > 0 and bool(torch.isfinite(values).all()))
 
 

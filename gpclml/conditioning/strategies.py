@@ -130,7 +130,8 @@ class Conditioning(ABC):
         Raises:
             ArgumentError: If there are none.
         """
-        check_counts(num_data=num_data)
+        if type(num_data) is not int or num_data < 1:  # a step of a fit needs no more than this
+            check_counts(num_data=num_data)
         # On the CPU, so that a seed gives the same draw on every device.
         rows = torch.arange(int(num_data))
         if observed is not None:
@@ -274,7 +275,8 @@ class RandomOrderings(Conditioning):
     def split(self, num_data, generator=None, observed=None, points=None):
         """See :class:`Conditioning`."""
         rows, generator = self.observed_rows(num_data, observed), self.generator(generator)
-        _check_below(self.m, len(rows))
+        if self.m >= len(rows):
+            raise _too_many(self.m, len(rows))
         orders = [torch.randperm(len(rows), generator=generator) for _ in range(self.k)]
         return Split([rows[torch.stack(orders)[:, self.m :]]])
 
@@ -323,8 +325,9 @@ class LastPoints(Conditioning):
     def split(self, num_data, generator=None, observed=None, points=None):
         """See :class:`Conditioning`."""
         rows = self.observed_rows(num_data, observed)
-        _check_below(self.m, len(rows))
-        return Split([rows[self.m :].unsqueeze(0)])
+        if self.m >= len(rows):
+            raise _too_many(self.m, len(rows))
+        return Split([rows[None, self.m :]])
 
 
 class HeldOut(Conditioning):
@@ -391,7 +394,6 @@ def stack_by_size(blocks: Sequence[Tensor]) -> list[Tensor]:
     return [torch.stack([block for block in blocks if len(block) == size]) for size in sizes]
 
 
-def _check_below(m: int, n: int) -> None:
-    if m >= n:
-        suggestion = "m is the number of points conditioned on; at least one must remain."
-        raise ArgumentError("m", m, f"an integer below the {n} observed points", suggestion)
+def _too_many(m: int, n: int) -> ArgumentError:
+    suggestion = "m is the number of points conditioned on; at least one must remain."
+    return ArgumentError("m", m, f"an integer below the {n} observed points", suggestion)

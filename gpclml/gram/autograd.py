@@ -38,9 +38,7 @@ class Evaluated(NamedTuple):
 
 def fitted(gradient: Tensor, like: Tensor) -> Tensor:
     """A gradient in the shape and type of its tensor, which may have been broadcast."""
-    if gradient.shape != like.shape:
-        gradient = gradient.sum_to_size(like.shape)
-    return gradient.to(like.dtype)
+    return gradient.sum_to_size(like.shape).to(like.dtype)
 
 
 def precomputed(evaluated: Evaluated, dtype: torch.dtype | None = None) -> Tensor:
@@ -62,12 +60,12 @@ def precomputed(evaluated: Evaluated, dtype: torch.dtype | None = None) -> Tenso
     return cast(Tensor, _Precomputed.apply(value, vjp, evaluated.value.dtype, *distinct))
 
 
-def matrix_node(evaluated: Evaluated, dtype: torch.dtype) -> Tensor:
+def matrix_node(evaluated: Evaluated, dtype: torch.dtype | None = None) -> Tensor:
     """The matrix of one set of points as a node of autograd, with whatever is computed of it.
 
     Args:
         evaluated: The matrix, ``(*batch, n, n)``.
-        dtype: Type of the result.
+        dtype: Type of the result; that of the matrix if None.
     """
     value, tensors, vjp, _ = evaluated
     return precomputed(Evaluated(value, tensors, lambda grad: vjp(0.5 * (grad + grad.mT))), dtype)
@@ -82,7 +80,8 @@ class _Precomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        refuse_double_backward("log densities and covariances in closed form")
+        if torch.is_grad_enabled():
+            refuse_double_backward("log densities and covariances in closed form")
         _ = ctx.saved_tensors
         totals: dict[int, Tensor] = {}
         for tensor, gradient in ctx.vjp(grads[0].to(ctx.dtype)):

@@ -22,28 +22,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, cast
 
 import torch
+from gpytorch import kernels
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
-from gpytorch.kernels import (
-    AdditiveKernel,
-    ConstantKernel,
-    CosineKernel,
-    IndexKernel,
-    Kernel,
-    LinearKernel,
-    MaternKernel,
-    PeriodicKernel,
-    PolynomialKernel,
-    ProductKernel,
-    RBFKernel,
-    RQKernel,
-    ScaleKernel,
-    SpectralMixtureKernel,
-)
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from gpclml.errors import ArgumentError, ShapeError
@@ -92,16 +78,19 @@ class Transform(NamedTuple):
         return torch.where(value > _LINEAR, value, value + (-torch.expm1(-value)).log())
 
 
+_IDENTITY = Transform(is_softplus=False)
+
+
 def transform_of(constraint: Interval | None) -> Transform | None:
     """The transform of a constraint of GPyTorch; None if it is none of those known here."""
     if constraint is None:
-        return Transform(is_softplus=False)
+        return _IDENTITY
     kind = type(constraint)
     if kind not in _KNOWN_CONSTRAINTS or "transform" in vars(constraint):
         return None
     function = constraint._transform
     if function is None:
-        return Transform(is_softplus=False)
+        return _IDENTITY
     if type(function) is not torch.nn.Softplus:
         return None
     if function.beta != 1.0 or function.threshold != _LINEAR:
@@ -120,7 +109,7 @@ class Hyperparameter:
     the value as the module computes it, from which autograd goes on.
 
     Args:
-        module: A kernel, mean, or noise model of GPyTorch.
+        source: A kernel, mean, or noise model of GPyTorch; or a tensor that is the hyperparameter.
         name: Of the hyperparameter, such as ``"lengthscale"``.
         dtype: Type of the value.
 
@@ -131,28 +120,19 @@ class Hyperparameter:
 
     __slots__ = ("_transform", "tensor", "value")
 
-    def __init__(self, module: torch.nn.Module, name: str, dtype: torch.dtype) -> None:
-        raw = getattr(module, f"raw_{name}", None)
-        self._transform = None
-        if raw is not None:
-            constraint = getattr(module, f"raw_{name}_constraint", None)
-            self._transform = transform_of(cast(Interval | None, constraint))
-        if self._transform is None:
-            value: Any = getattr(module, name)
-            self.tensor: Tensor = cast(Tensor, value() if callable(value) else value)
-            self.value: Tensor = self.tensor.detach().to(dtype)
-        else:
-            self.tensor = cast(Tensor, raw)
-            self.value = self._transform.value(self.tensor.detach().to(dtype))
-
-    @classmethod
-    def of(cls, source: torch.nn.Module | Tensor, name: str, dtype: torch.dtype) -> Self:
-        """That of a module; or a tensor that is the hyperparameter itself."""
-        if isinstance(source, torch.nn.Module):
-            return cls(source, name, dtype)
-        given = cls.__new__(cls)
-        given.tensor, given.value, given._transform = source, source.detach().to(dtype), None
-        return given
+    def __init__(self, source: torch.nn.Module | Tensor, name: str, dtype: torch.dtype) -> None:
+        transform: Transform | None = _IDENTITY
+        tensor: Any = source
+        if not isinstance(source, Tensor):
+            tensor = getattr(source, f"raw_{name}", None)
+            constraint = cast(Interval | None, getattr(source, f"raw_{name}_constraint", None))
+            transform = None if tensor is None else transform_of(constraint)
+        if transform is None:
+            value: Any = getattr(source, name)
+            tensor, transform = value() if callable(value) else value, _IDENTITY
+        self.tensor = cast(Tensor, tensor)
+        self._transform = transform
+        self.value: Tensor = transform.value(self.tensor.detach().to(dtype))
 
     def gradients(self, grad: Tensor) -> Gradients:
         """By the chain rule, from a gradient with respect to the value; none where none is needed.
@@ -163,9 +143,8 @@ class Hyperparameter:
         tensor = self.tensor
         if not tensor.requires_grad:
             return []
-        if grad.shape != tensor.shape:
-            grad = grad.sum_to_size(tensor.shape)
-        if self._transform is not None and self._transform.is_softplus:
+        grad = grad.sum_to_size(tensor.shape)
+        if self._transform.is_softplus:
             grad = grad * torch.sigmoid(tensor.detach())
         return [(tensor, grad.to(tensor.dtype))]
 
@@ -184,10 +163,6 @@ class Profile(NamedTuple):
     value: Callable[[Tensor, Any], tuple[Tensor, ...]]
     slope: Callable[..., Tensor]
     power_slope: Callable[..., Tensor] | None = None
-
-
-def _rbf(e: Tensor, _: Any) -> tuple[Tensor]:
-    return (e.exp_(),)
 
 
 def _distance(e: Tensor) -> Tensor:
@@ -246,7 +221,7 @@ def _cosine(e: Tensor, _: Any) -> tuple[Tensor, Tensor]:
 
 
 PROFILES = {
-    "rbf": Profile(1.0, _rbf, lambda k: k),
+    "rbf": Profile(1.0, lambda e, _: (e.exp_(),), lambda k: k),
     "matern_12": Profile(1.0, _matern_12, _slope_of_matern_12),
     "matern_32": Profile(math.sqrt(3.0), _matern_32, lambda k, decay: decay),
     "matern_52": Profile(math.sqrt(5.0), _matern_52, lambda k, slope: slope),
@@ -382,27 +357,33 @@ class _Distances:
         half = half_right = z.square().sum(-1, keepdim=True).mul_(-0.5)
         if other is not None:
             half_right = other.square().sum(-1, keepdim=True).mul_(-0.5)
-        wholes: list[Tensor] = []
-        for rows in _blocks_of_rows(z, right):
-            left = _rows(z, rows)
+        wholes: Any = ()
+        start = 0
+        for left, half_left in _blocks_of_rows(right, z, half):
             if z.shape[-1] == 1:  # on a line differences of points cost no more than products
                 e = (left - right.mT).square_().mul_(-0.5)
             else:
-                half_left = _rows(half, rows)
                 e = (left @ right.mT).add_(half_left).add_(half_right.mT)
-                diagonal = None
-                if other is None:
-                    diagonal = e.diagonal(rows.start if rows else 0, dim1=-2, dim2=-1)
-                _set_equal_points(e, half_left * _EQUAL, diagonal)
-            values = profile.value(e if e.dtype == dtype else e.to(dtype), power)
-            if rows is None:
-                wholes = list(values)
+                # Equal points have one norm: exactly zero is what is a few roundings below it.
+                floor = half_left * _EQUAL
+                diagonal = e[..., :0] if other is not None else e.diagonal(start, dim1=-2, dim2=-1)
+                looks_first = other is None and e.is_cpu and e.numel() > _FEW
+                if looks_first:  # for which a GPU would have to wait
+                    diagonal.fill_(-math.inf)
+                if not looks_first or bool((e.amax(-1, keepdim=True) > floor).any()):
+                    e.masked_fill_(e > floor, 0.0)
+                diagonal.zero_()
+            values = profile.value(e.to(dtype), power)
+            if left is z:
+                wholes = values
                 break
             if not wholes:
                 n, m = z.shape[-2], right.shape[-2]
                 wholes = [value.new_empty(*value.shape[:-2], n, m) for value in values]
+            stop = start + left.shape[-2]
             for whole, value in zip(wholes, values, strict=True):
-                whole[..., rows, :] = value
+                whole[..., start:stop, :] = value
+            start = stop
         self.matrix, *self._kept = wholes
 
     def grad_points(self, G: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -413,12 +394,9 @@ class _Distances:
         # A product of the points with rows of M takes less time than one of M with the points.
         products: Any = 0.0
         sums: Any = 0.0
-        for rows in _blocks_of_rows(G, right):
-            left = _rows(z, rows)
-            values = self.matrix, *self._kept
-            if rows is not None:
-                values = [_rows(whole, rows) for whole in values]
-            M = _rows(G, rows) * self._profile.slope(*values)
+        start = 0
+        for rows, left, *values in _blocks_of_rows(right, G, z, self.matrix, *self._kept):
+            M = rows * self._profile.slope(*values)
             if z.shape[-1] == 1:
                 M = M.mul_(right.mT - left)
                 products = products - M.sum(-2).unsqueeze(-2)
@@ -427,17 +405,16 @@ class _Distances:
                 continue
             if other is None:
                 # A point has no distance to itself; far from the origin its two terms would cancel.
-                M.diagonal(rows.start if rows else 0, dim1=-2, dim2=-1).zero_()
+                M.diagonal(start, dim1=-2, dim2=-1).zero_()
+                start += left.shape[-2]
             else:
                 grad_z.append((M @ other).sub_(M.sum(-1, keepdim=True) * left))
             product, total = left.mT @ M, M.sum(-2, dtype=torch.float64)
-            products, sums = (
-                (product, total) if rows is None else (products + product, sums + total)
-            )
+            products, sums = (product, total) if left is z else (products + product, sums + total)
         # M is symmetric for one set of points: columns and rows give equal halves.
         grad_right = products.mT
         if z.shape[-1] > 1:
-            grad_right = grad_right - sums.unsqueeze(-1) * right
+            grad_right = torch.addcmul(grad_right, sums.unsqueeze(-1), right, value=-1.0)
         if other is None:
             return 2.0 * grad_right, None
         return torch.cat(grad_z, -2), grad_right
@@ -446,51 +423,28 @@ class _Distances:
         """The gradient with respect to the exponent, ``(*batch,)``."""
         slope = cast(Callable[..., Tensor], self._profile.power_slope)
         total: Any = 0.0
-        for rows in _blocks_of_rows(G, G.mT):
-            kept = [_rows(whole, rows) for whole in (self.matrix, *self._kept)]
-            total = total + slope(*kept).mul_(_rows(G, rows)).sum((-2, -1))
+        for rows, *values in _blocks_of_rows(G.mT, G, self.matrix, *self._kept):
+            total = total + slope(*values).mul_(rows).sum((-2, -1))
         return total
 
 
 _EQUAL = 4.0 * torch.finfo(torch.float64).eps
-_FEW = 10_000  # entries of which all are looked at without asking first
+_FEW = 4096  # entries of which all are looked at without asking first
 
 
-def _set_equal_points(e: Tensor, floor: Tensor, diagonal: Tensor | None) -> None:
-    """Sets exactly zero what is a few roundings below it: equal points have one norm.
+def _blocks_of_rows(columns: Tensor, *matrices: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """The same rows of matrices, as many as stay in a processor's cache with all columns.
 
-    Of minus half the squared distances ``(*batch, n, m)``; the floor has the roundings of each row,
-    negative, ``(*batch, n, 1)``, the diagonal is a view of points with themselves, if any.
+    ``(*batch, m, …)`` are the points of the columns; the matrices are ``(*batch, n, …)``. Where all
+    rows do, they come as they are.
     """
-    if diagonal is not None and e.is_cpu and e.numel() > _FEW:  # else a GPU would have to wait
-        diagonal.fill_(-math.inf)
-        if not bool((e.amax(-1, keepdim=True) > floor).any()):
-            diagonal.zero_()
-            return
-    e.masked_fill_(e > floor, 0.0)
-    if diagonal is not None:
-        diagonal.zero_()
-
-
-def _blocks_of_rows(left: Tensor, right: Tensor) -> Sequence[slice | None]:
-    """Rows of a matrix ``(*batch, n, m)`` of points that stay in a processor's cache together.
-
-    None is all of them.
-    """
-    n, m = left.shape[-2], right.shape[-2]
-    most = _AT_A_TIME.get(left.device.type, _AT_A_TIME["other"])
-    batch = max(left.shape[:-2].numel(), right.shape[:-2].numel())
-    if batch * n * m <= most:
-        return _ALL
-    count = max(1, most // (batch * m))
-    return [slice(start, min(start + count, n)) for start in range(0, n, count)]
-
-
-_ALL = (None,)
-
-
-def _rows(matrix: Tensor, rows: slice | None) -> Tensor:
-    return matrix if rows is None else matrix[..., rows, :]
+    rows = matrices[0]
+    batch = max(rows.shape[:-2].numel(), columns.shape[:-2].numel())
+    most = _AT_A_TIME["cpu" if rows.is_cpu else "other"]
+    count = max(1, most // max(1, batch * columns.shape[-2]))
+    if count >= rows.shape[-2]:
+        return [matrices]
+    return zip(*(matrix.split(count, -2) for matrix in matrices), strict=True)
 
 
 class RadialGram(Gram):
@@ -515,11 +469,10 @@ class RadialGram(Gram):
         _check_columns(self._kernel, x)
         length = Hyperparameter(self._kernel, self._lengthscale, torch.float64)
         power = Hyperparameter(self._kernel, self._power, torch.float64) if self._power else None
-        with torch.no_grad():
-            z = x.double() / length.value
-            w = None if other is None else other.double() / length.value
-            exponent = None if power is None else power.value.unsqueeze(-1)
-            distances = _Distances(z, w, profile, exponent, _dtype(x, other))
+        z = x.detach().double() / length.value
+        w = None if other is None else other.detach().double() / length.value
+        exponent = None if power is None else power.value.unsqueeze(-1)
+        distances = _Distances(z, w, profile, exponent, _dtype(x, other))
         needs_points = x.requires_grad or (other is not None and other.requires_grad)
 
         def vjp(G: Tensor) -> Gradients:
@@ -561,9 +514,8 @@ class PeriodicGram(Gram):
         _check_columns(self._kernel, x)
         z = self._circles(x)
         w = None if other is None else self._circles(other)
-        dtype = _dtype(x, other)
-        with torch.no_grad():
-            distances = _Distances(z, w, PROFILES["rbf"], None, dtype)
+        others = None if w is None else w.detach()
+        distances = _Distances(z.detach(), others, PROFILES["rbf"], None, _dtype(x, other))
 
         def vjp(G: Tensor) -> Gradients:
             grad_z, grad_w = distances.grad_points(G)
@@ -574,7 +526,7 @@ class PeriodicGram(Gram):
 
     def _circles(self, points: Tensor) -> Tensor:
         """Points ``(*batch, n, d)`` on circles, ``(*batch, n, 2 d)``, in double precision."""
-        kernel = cast(PeriodicKernel, self._kernel)
+        kernel = cast(kernels.PeriodicKernel, self._kernel)
         angle = points.double() * (2.0 * math.pi / kernel.period_length.double())
         radius = kernel.lengthscale.double().rsqrt()
         return torch.cat([angle.cos() * radius, angle.sin() * radius], -1)
@@ -711,32 +663,28 @@ class SpectralMixtureGram(Gram):
         )
         columns, components = range(x.shape[-1]), range(weights.value.shape[-1])
         twice_pi = 2.0 * math.pi
-        with torch.no_grad():
-            left = x.to(dtype)
-            right = left if other is None else other.to(dtype)
-            rates, widths = (
-                twice_pi * parameter.value[..., 0, :, None, None] for parameter in (means, scales)
-            )  # (*batch, Q, d, 1, 1)
-            shares = weights.value[..., None, None]  # (*batch, Q, 1, 1)
+        left = x.detach().to(dtype)
+        right = left if other is None else other.detach().to(dtype)
+        rates, widths = (
+            twice_pi * parameter.value[..., 0, :, None, None] for parameter in (means, scales)
+        )  # (*batch, Q, d, 1, 1)
+        shares = weights.value[..., None, None]  # (*batch, Q, 1, 1)
 
-            def differences(d: int) -> Tensor:
-                return left[..., d, None] - right[..., None, :, d]
+        def differences(d: int) -> Tensor:
+            return left[..., d, None] - right[..., None, :, d]
 
-            def term(tau: Tensor, q: int, d: int) -> tuple[Tensor, Tensor]:
-                """The damping of a component, and its phase."""
-                damping = (tau * widths[..., q, d, :, :]).square_().mul_(-0.5).exp_()
-                return damping, tau * rates[..., q, d, :, :]
+        def term(tau: Tensor, q: int, d: int) -> tuple[Tensor, Tensor]:
+            """The damping of a component, and its phase."""
+            damping = (tau * widths[..., q, d, :, :]).square_().mul_(-0.5).exp_()
+            return damping, tau * rates[..., q, d, :, :]
 
-            def total(d: int) -> Tensor:
-                tau, result = differences(d), None
-                for q in components:
-                    damping, phase = term(tau, q, d)
-                    wave = damping.mul_(phase.cos_()) * shares[..., q, :, :]
-                    result = wave if result is None else result.add_(wave)
-                return cast(Tensor, result)
-
-            sums = [total(d) for d in columns]
-            matrix = _product(sums)
+        sums: list[Tensor] = []
+        for d in columns:
+            tau, total = differences(d), cast(Any, 0.0)
+            for q in components:
+                damping, phase = term(tau, q, d)
+                total = total + damping.mul_(phase.cos_()) * shares[..., q, :, :]
+            sums.append(total)
 
         def vjp(G: Tensor) -> Gradients:
             batch = G.shape[:-2]
@@ -772,14 +720,11 @@ class SpectralMixtureGram(Gram):
                 gradients += _gradients(other, grad_other)
             return gradients
 
-        return Evaluated(matrix, _needing(means, scales, weights, x, other), vjp)
+        return Evaluated(_product(sums), _needing(means, scales, weights, x, other), vjp)
 
 
 def _product(factors: Sequence[Tensor]) -> Tensor:
-    product = factors[0]
-    for factor in factors[1:]:
-        product = product * factor
-    return product
+    return cast(Tensor, math.prod(cast(Any, factors[1:]), start=factors[0]))
 
 
 class _Composite(Gram):
@@ -818,20 +763,20 @@ class ScaledGram(_Composite):
         """See :class:`Gram`."""
         k, tensors, base_vjp, _ = self._children[0](x, other)
         scale = Hyperparameter(self._kernel, "outputscale", k.dtype)
-        with torch.no_grad():
-            matrix = k * scale.value[..., None, None]
+        factor = scale.value.reshape(*scale.value.shape, 1, 1)
+        matrix = k * factor
 
         def vjp(G: Tensor) -> Gradients:
             wanted = scale.tensor.requires_grad
             gradients = scale.gradients(inner_product(G, k)) if wanted else []
             if not tensors:
                 return gradients
-            if scale.value.numel() > 1:
-                return gradients + base_vjp(G * scale.value[..., None, None])
+            if factor.numel() > 1:
+                return gradients + base_vjp(G * factor)
             # Members of a batch are scaled before they are summed.
             # The product is linear: its results are smaller than the matrix.
-            factor = scale.value.reshape(())
-            return gradients + [(x, fitted(g * factor, x)) for x, g in base_vjp(G)]
+            number = factor.reshape(())
+            return gradients + [(x, (g * number).to(x.dtype)) for x, g in base_vjp(G)]
 
         return Evaluated(matrix, tensors + _needing(scale), vjp, is_free=True)
 
@@ -850,10 +795,7 @@ class SumGram(_Composite):
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
         evaluated = [term(x, other) for term in self._children]
-        with torch.no_grad():
-            matrix = evaluated[0].value
-            for term in evaluated[1:]:
-                matrix = matrix + term.value
+        matrix = sum((term.value for term in evaluated[1:]), evaluated[0].value)
 
         def vjp(G: Tensor) -> Gradients:
             return [pair for term in evaluated for pair in term.vjp(G)]
@@ -881,9 +823,7 @@ class ProductGram(_Composite):
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
         evaluated = [factor(x, other) for factor in self._children]
-        with torch.no_grad():
-            values = [factor.value for factor in evaluated]
-            matrix = _product(values)
+        values = [factor.value for factor in evaluated]
 
         def vjp(G: Tensor) -> Gradients:
             gradients: Gradients = []
@@ -893,7 +833,8 @@ class ProductGram(_Composite):
                     gradients += factor.vjp(_product([G, *others]))
             return gradients
 
-        return Evaluated(matrix, [tensor for factor in evaluated for tensor in factor.tensors], vjp)
+        tensors = [tensor for factor in evaluated for tensor in factor.tensors]
+        return Evaluated(_product(values), tensors, vjp)
 
 
 class FeaturesGram(Gram):
@@ -945,13 +886,8 @@ def _check_columns(kernel: Kernel, x: Tensor) -> None:
 def inner_product(a: Tensor, b: Tensor) -> Tensor:
     """The sum of the products of two matrices' entries, ``(*batch,)``; batches broadcast."""
     # BLAS adds them one after another, which loses digits; torch.sum adds sums of sums.
-    blocks = _blocks_of_rows(a, a.mT)
-    if blocks is _ALL:
-        return (a * b).sum((-2, -1))
-    total: Any = 0.0
-    for rows in blocks:
-        total = total + (_rows(a, rows) * _rows(b, rows)).sum((-2, -1))
-    return total
+    terms = [(rows * others).sum((-2, -1)) for rows, others in _blocks_of_rows(b.mT, a, b)]
+    return sum(terms[1:], terms[0])
 
 
 _METHOD = "_closed_form"  # by which a class of kernels gives its closed form
@@ -979,25 +915,29 @@ def closed_form(kernel: Kernel, *, select: bool = False) -> Gram | Reason:
     method, make = vars(kind).get(_METHOD), _KNOWN.get(kind)
     if has_hooks(kernel):
         return Reason(f"{kind.__name__} has hooks, or a forward that was exchanged")
-    if kind is ScaleKernel:  # which selects the columns for its base, and calls its forward
+    if kind is kernels.ScaleKernel:  # which selects the columns for its base, and calls its forward
         base = closed_form(cast(Kernel, kernel.base_kernel))
         gram = base if isinstance(base, Reason) else ScaledGram(kernel, [base])
-    elif kind is AdditiveKernel or kind is ProductKernel:
+    elif kind is kernels.AdditiveKernel or kind is kernels.ProductKernel:
         children = [closed_form(child, select=True) for child in cast(Any, kernel.kernels)]
         unknown = next((child for child in children if isinstance(child, Reason)), None)
-        combined = SumGram if kind is AdditiveKernel else ProductGram
+        combined = SumGram if kind is kernels.AdditiveKernel else ProductGram
         gram = unknown or combined(kernel, cast(list[Gram], children))
     elif method is not None:
         gram = cast(Gram | Reason, method(kernel))
-    elif kind is MaternKernel:
-        gram = RadialGram(kernel, _MATERN[cast(MaternKernel, kernel).nu])
+    elif kind is kernels.MaternKernel:
+        gram = RadialGram(kernel, _MATERN[cast(kernels.MaternKernel, kernel).nu])
     # Subclasses such as PositiveIndexKernel only make the matrix of tasks in another way.
-    elif kind.forward is IndexKernel.forward:
+    elif kind.forward is kernels.IndexKernel.forward:
         gram = TasksGram(kernel)
     elif make is not None:
         gram = make(kernel)
     else:
-        bases = (b for b in kind.__mro__ if b in _KNOWN or b is MaternKernel or _METHOD in vars(b))
+        bases = (
+            b
+            for b in kind.__mro__
+            if b in _KNOWN or b is kernels.MaternKernel or _METHOD in vars(b)
+        )
         base = next(bases, None)
         known = f"a subclass of {base.__name__}" if base else "not known in closed form"
         return Reason(f"{kind.__name__} is {known}")
@@ -1014,12 +954,12 @@ def has_hooks(module: torch.nn.Module) -> bool:
 
 
 _KNOWN: dict[type[Kernel], Callable[[Kernel], Gram]] = {
-    ConstantKernel: ConstantGram,
-    CosineKernel: partial(RadialGram, profile="cosine", lengthscale="period_length"),
-    LinearKernel: LinearGram,
-    PeriodicKernel: PeriodicGram,
-    PolynomialKernel: PolynomialGram,
-    RBFKernel: partial(RadialGram, profile="rbf"),
-    RQKernel: partial(RadialGram, profile="rational_quadratic", power="alpha"),
-    SpectralMixtureKernel: SpectralMixtureGram,
+    kernels.ConstantKernel: ConstantGram,
+    kernels.CosineKernel: partial(RadialGram, profile="cosine", lengthscale="period_length"),
+    kernels.LinearKernel: LinearGram,
+    kernels.PeriodicKernel: PeriodicGram,
+    kernels.PolynomialKernel: PolynomialGram,
+    kernels.RBFKernel: partial(RadialGram, profile="rbf"),
+    kernels.RQKernel: partial(RadialGram, profile="rational_quadratic", power="alpha"),
+    kernels.SpectralMixtureKernel: SpectralMixtureGram,
 }

@@ -34,13 +34,7 @@ from gpclml.conditioning import Conditioning, Split
 from gpclml.conditioning.strategies import stack_by_size
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 from gpclml.gram import Gram, Reason, closed_form, has_hooks, matrix_node
-from gpclml.linalg import (
-    ConjugateGradients,
-    Covariance,
-    DenseCovariance,
-    ExactCovariance,
-    IterativeCovariance,
-)
+from gpclml.linalg import ConjugateGradients
 from gpclml.linalg.dense import Noise
 
 __all__ = [
@@ -72,10 +66,10 @@ _ENTRY_BY_ENTRY = (
 
 _WAYS = {
     linalg.GramCovariance: "closed form, Cholesky",
-    DenseCovariance: "GPyTorch's kernel, Cholesky",
+    linalg.DenseCovariance: "GPyTorch's kernel, Cholesky",
     linalg.LowRankPlusDiagonal: "low rank plus a diagonal",
     linalg.KroneckerCovariance: "a Cholesky factor for each task",
-    IterativeCovariance: "conjugate gradients",
+    linalg.IterativeCovariance: "conjugate gradients",
 }
 
 
@@ -181,7 +175,7 @@ class Observations:
         return torch.Size((*batch, *shape[-2:]))
 
     @cached_property
-    def covariance(self) -> ExactCovariance:
+    def covariance(self) -> linalg.ExactCovariance:
         """By its structure where it has one, else dense; where that fits into memory."""
         missing, shape, numbers = self.missing, self.shape, 2 * self.shape.numel()
         if numbers > 2 * SMALL and lazy_kernels(self.latent) and not self._fits(numbers):
@@ -213,7 +207,7 @@ class Observations:
             # Identity rows: a missing target is a standard normal, independent of all others.
             matrix = matrix.masked_fill(missing.unsqueeze(-1) | missing.unsqueeze(-2), 0.0)
             matrix = matrix + torch.diag_embed(missing.to(matrix))
-        return DenseCovariance(matrix)
+        return linalg.DenseCovariance(matrix)
 
     def _fits(self, numbers: int) -> bool:
         """Whether so many numbers fit into memory, or the covariance is of low rank."""
@@ -226,7 +220,7 @@ class Observations:
 
     def covariance_by(
         self, solver: Solver, blocks: Sequence[Tensor], *, checked: bool = True
-    ) -> Covariance:
+    ) -> linalg.Covariance:
         """The covariance in the form that densities of held-out blocks are computed in.
 
         Args:
@@ -240,7 +234,7 @@ class Observations:
         numbers = MATRICES_AT_PEAK * size
         if solver in ("auto", "cholesky") and (size <= SMALL or self._fits(numbers)):
             covariance = self.covariance
-            if checked or not isinstance(covariance, DenseCovariance):
+            if checked or not isinstance(covariance, linalg.DenseCovariance):
                 return covariance
             return covariance.unchecked()
         residual, block = self.residual, max(group.shape[-1] for group in blocks)
@@ -262,23 +256,23 @@ class Observations:
             warnings.simplefilter("ignore", SolverWarning)
             kind = type(self.covariance_by(solver, blocks))
             gram = closed_form_of(self.latent)
-        if kind is IterativeCovariance:
+        if kind is linalg.IterativeCovariance:
             automatic = "a Cholesky factor does not fit into memory"
             reason = automatic if solver == "auto" else "the objective was given this solver"
             return Road(_WAYS[kind], reason)
-        if kind is not DenseCovariance:
+        if kind is not linalg.DenseCovariance:
             return Road(_WAYS[kind])
         if isinstance(gram, Reason):
             return Road(_WAYS[kind], gram)
         return Road("closed form of the matrix, Cholesky", "members of the batch miss targets")
 
-    def iterative(self, settings: ConjugateGradients) -> IterativeCovariance:
+    def iterative(self, settings: ConjugateGradients) -> linalg.IterativeCovariance:
         """The covariance by its products, formed whole only if there is room to keep it."""
         # Toeplitz, interpolated, KeOps: their operators multiply faster than rows would.
         latent, kernels = self.latent, lazy_kernels(self.latent)
         if not kernels or has_structure(latent):
             whole = latent.evaluate_kernel()
-            return IterativeCovariance(whole, self.noise, settings, self.missing)
+            return linalg.IterativeCovariance(whole, self.noise, settings, self.missing)
         row, gram = None, closed_form_of(latent)
         if isinstance(gram, Gram):  # a preconditioner asks for hundreds, one after the other
             with torch.no_grad():
@@ -289,7 +283,7 @@ class Observations:
         rows = linalg.RowProducts(
             self._rows, diagonal, settings.room(diagonal.device), targets_a_point(kernels), row
         )
-        return IterativeCovariance(rows, self.noise, settings, self.missing)
+        return linalg.IterativeCovariance(rows, self.noise, settings, self.missing)
 
     def _rows(self, start: int, stop: int, columns: int) -> Tensor:
         block = cast(Any, self.latent)[..., start:stop, :columns]
@@ -524,14 +518,12 @@ def _check_parameters(name: str, module: torch.nn.Module, mean: Tensor, any_dtyp
     device, dtype, modules = mean.device, mean.dtype, [module]
     # PyTorch's generator finds their names as well, which takes several times as long.
     for child in modules:
-        modules.extend(filter(None, child._modules.values()))
-        for parameter in child._parameters.values():
-            if parameter is None or (
-                parameter.device == device and (any_dtype or parameter.dtype == dtype)
-            ):
-                continue
-            names = {id(tensor): key for key, tensor in module.named_parameters()}
-            check_placement(f"{name}.{names[id(parameter)]}", parameter, mean)
+        if child._modules:
+            modules.extend(filter(None, child._modules.values()))
+        for parameter in filter(torch.is_tensor, child._parameters.values()):
+            if parameter.device != device or not (any_dtype or parameter.dtype == dtype):
+                names = {id(tensor): key for key, tensor in module.named_parameters()}
+                check_placement(f"{name}.{names[id(parameter)]}", parameter, mean)
 
 
 def training_observations(
@@ -612,12 +604,6 @@ def missing_targets(target: Tensor, checked: bool = True) -> Tensor | None:
         "Mark missing targets as NaN under "
         "gpytorch.settings.observation_nan_policy('mask'), or remove those rows.",
     )  # fmt: skip
-
-
-def check_targets(model: torch.nn.Module, target: Tensor) -> None:
-    """Lets a model that has a method of this name refuse targets that are in other units."""
-    if hasattr(model, "check_targets"):
-        cast(Any, model).check_targets(target)
 
 
 def _shared(missing: Tensor, batch: torch.Size) -> Tensor:
@@ -701,14 +687,12 @@ def evaluate_points(prior: MultivariateNormal) -> MultivariateNormal:
     if type(prior) is not MultitaskMultivariateNormal or type(kernel) is not MultitaskKernel:
         return prior
     x, is_plain = lazy.x1, lazy.x1.ndim == 2 and lazy.x1 is lazy.x2 and not lazy.params
+    is_plain = is_plain and lazy._is_grad_enabled == torch.is_grad_enabled()
     gram = closed_form(cast(Any, kernel.data_covar_module))
     if not is_plain or has_hooks(kernel) or isinstance(gram, Reason):
         return prior
-    if lazy._is_grad_enabled != torch.is_grad_enabled():
-        return prior
-    points = to_linear_operator(matrix_node(gram(x), x.dtype))
-    tasks = cast(Any, kernel.task_covar_module).covar_matrix
-    product = operators.KroneckerProductLinearOperator(points, tasks)
+    points, tasks = matrix_node(gram(x), x.dtype), cast(Any, kernel.task_covar_module).covar_matrix
+    product = operators.KroneckerProductLinearOperator(to_linear_operator(points), tasks)
     return MultitaskMultivariateNormal(prior.mean, product, interleaved=prior._interleaved)
 
 
@@ -774,8 +758,7 @@ def kronecker_covariance(covariance: LinearOperator) -> linalg.KroneckerCovarian
         return None
     points, tasks, noise = factors[0], factors[1].to_dense(), factors[2]
     # Eigenvectors are for finite numbers. On a GPU a step would wait for them.
-    if noise.device.type != "cpu" or not bool((noise > 0).all()):
-        return None
-    if not all_finite(tasks / noise.unsqueeze(-1)):
+    is_positive = noise.is_cpu and bool((noise > 0).all())
+    if not is_positive or not all_finite(tasks / noise.unsqueeze(-1)):
         return None
     return linalg.KroneckerCovariance(points.to_dense(), tasks, noise)

@@ -169,7 +169,6 @@ class _Computation(torch.nn.Module):
         self.model, self._compute = model, compute
 
     def forward(self, x: Tensor) -> Any:
-        """The function at points."""
         return self._compute(x)
 
     def clear_caches(self) -> None:

@@ -16,12 +16,7 @@ from gpclml.linalg.iterative import (
 )
 from gpclml.linalg.kronecker import KroneckerCovariance
 from gpclml.linalg.low_rank import LowRankPlusDiagonal
-from gpclml.linalg.matrices import (
-    permute,
-    safe_cholesky,
-    symmetric_product,
-    take,
-)
+from gpclml.linalg.matrices import permute, safe_cholesky, symmetric_product, take
 
 __all__ = [
     "ConditionedBlock",

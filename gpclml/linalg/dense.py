@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self, cast
 
@@ -63,10 +63,11 @@ class ConditionalLogDensity:
         """
         L = safe_cholesky(K, checked=self.checked, in_place=is_free)
         z = torch.linalg.solve_triangular(L, residuals.mT.to(L.dtype), upper=False)
-        pivots = L.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)[..., -self.num_held_out :, :]
-        # In place from here on: for few points each array costs as much as its entries.
-        terms = torch.add(pivots.log(), z[..., -self.num_held_out :, :].square(), alpha=0.5)
-        return -terms.add_(HALF_LOG_2PI).sum(-2), (L, z)
+        n, b = L.shape[-1], self.num_held_out
+        pivots = L.diagonal(dim1=-2, dim2=-1).narrow(-1, n - b, b)
+        z_B = z.narrow(-2, n - b, b)
+        terms = torch.addcmul(pivots.log().unsqueeze(-1), z_B, z_B, value=0.5)
+        return -b * HALF_LOG_2PI - terms.sum(-2), (L, z)
 
     def gradient(self, state: State, weights: Tensor, is_free: bool) -> tuple[Tensor, Tensor]:
         """Of the densities' sum, weighted ``(*batch, k)``, for K (symmetric) and for residuals.
@@ -82,7 +83,9 @@ class ConditionalLogDensity:
         if b == n:  # u is alpha
             alpha = torch.linalg.solve_triangular(L.mT, z, upper=True)
             gradient = inverse_of_factor(L, in_place=is_free).mul_(scale)
-            return plus_product(gradient, alpha * (0.5 * weights), alpha), (alpha * -weights).mT
+            left = alpha * weights
+            # LAPACK has it column by column: the transpose, equal by symmetry, has rows in memory.
+            return plus_product(gradient, left, alpha, 0.5).mT, -left.mT
         # Right-hand sides of one solve: the last columns of the identity, [0; z_B], and z.
         tail = torch.cat([torch.zeros_like(z[..., : n - b, :]), z[..., n - b :, :]], dim=-2)
         columns = [tail, z]
@@ -103,7 +106,7 @@ class ConditionalLogDensity:
             given = inverse_of_factor(L[..., : n - b, : n - b])
             gradient = inverse_of_factor(L, in_place=is_free)
             gradient[..., : n - b, : n - b] -= given
-            gradient = plus_product(gradient.mul_(scale), left, right)
+            gradient = plus_product(gradient.mul_(scale), left, right).mT
         return gradient, (u * -weights).mT
 
 
@@ -124,7 +127,7 @@ class BlockLogDensity:
     blocks: tuple[Tensor, ...]  # on the covariance's device, (k_i, b_i) each
     disjoint: bool  # whether no point is in two blocks
     checked: bool = True
-    order: Tensor | None = field(default=None, init=False)
+    order = None
 
     def evaluate(self, K: Tensor, residuals: Tensor, is_free: bool) -> tuple[Tensor, State]:
         """As for one block."""
@@ -251,14 +254,15 @@ class DenseCovariance(ExactCovariance):
         """
         if len(blocks) == 1 and blocks[0].shape[-2] == 1:
             (*_, b), n, order = blocks[0].shape, self.shape[-1], None
-            rows = blocks[0].squeeze(-2).cpu().numpy()  # for few points PyTorch's calls take longer
-            if b < n and (rows != numpy.arange(n - b, n)).any():
-                members = rows.reshape(-1, b)
-                kept = numpy.ones((len(members), n), bool)
-                kept[numpy.arange(len(members))[:, None], members] = False
-                others = kept.nonzero()[1].reshape(*rows.shape[:-1], n - b)
-                order = torch.from_numpy(numpy.concatenate([others, rows], -1))
-                order = order.to(self.device, non_blocking=True)
+            if b < n:  # for few points PyTorch's calls take longer than those of numpy
+                rows = blocks[0].squeeze(-2).cpu().numpy()
+                if (rows != numpy.arange(n - b, n)).any():
+                    members = rows.reshape(-1, b)
+                    kept = numpy.ones((len(members), n), bool)
+                    kept[numpy.arange(len(members))[:, None], members] = False
+                    others = kept.nonzero()[1].reshape(*rows.shape[:-1], n - b)
+                    order = torch.from_numpy(numpy.concatenate([others, rows], -1))
+                    order = order.to(self.device, non_blocking=True)
             return ConditionalLogDensity(order, b, self.checked)
         # Disjoint blocks have fewer columns in all than the overlapping general case.
         indices = torch.cat([group.flatten() for group in blocks])
@@ -282,18 +286,14 @@ class DenseCovariance(ExactCovariance):
         residuals = residual.detach() if order is None else take(residual.detach(), order)
         residuals = residuals.unsqueeze(-2) if layout is None else layout.stacked(residuals)
         residuals = residuals.to(dtype)
-
-        def evaluate(matrix: Tensor, is_free: bool) -> tuple[Tensor, State]:
-            if layout is not None:
-                matrix = layout.covariances(matrix)
-            return density.evaluate(matrix, residuals, is_free)
-
-        with torch.no_grad():
-            try:
-                values, state = evaluate(matrix, is_free)
-            except SingularError:
-                is_free = False
-                values, state = evaluate(self._evaluated(order, batch).value, is_free)
+        evaluate = density.evaluate
+        if layout is not None:
+            evaluate = lambda K, *given: density.evaluate(layout.covariances(K), *given)  # noqa: E731
+        try:
+            values, state = evaluate(matrix, residuals, is_free)
+        except SingularError:
+            is_free = False
+            values, state = evaluate(self._evaluated(order, batch).value, residuals, is_free)
         del matrix  # the product needs the factor, and not the matrix
         # A list, so that the product can let go of the state before the gradient is formed.
         states = [state]
@@ -303,8 +303,10 @@ class DenseCovariance(ExactCovariance):
         def vjp(grad: Tensor) -> Gradients:
             grad = grad.to(values.dtype)
             weights = grad.unsqueeze(-1) if layout is None else layout.stacked(grad)
-            # In the memory of the factor, which is computed again for a graph that was kept.
-            state = states.pop() if states else evaluate(self._evaluated(order, batch)[0], True)[1]
+            if states:
+                state = states.pop()
+            else:  # a graph that was kept: the gradient has the memory of the factor
+                state = evaluate(self._evaluated(order, batch).value, residuals, True)[1]
             if not is_free:
                 states.append(state)
             grad_matrix, columns = density.gradient(state, weights, is_free)
@@ -329,16 +331,12 @@ class DenseCovariance(ExactCovariance):
             return in_data_order
         return _reordered(in_data_order, order, batch, is_free=matrix.is_cpu)
 
-    def _evaluated_matrix(self) -> Tensor:
-        """The matrix in the type that it was evaluated in, differentiable."""
-        evaluated = self._evaluated(None, self.shape[:-2])
-        return matrix_node(evaluated, evaluated.value.dtype)
-
     def block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """From one inverse, for any number of blocks; each with a gradient of its own."""
         if len(blocks) == 1 and blocks[0].shape[-2] == 1:
             return self.held_out_log_density(residual, blocks).unsqueeze(-1)
-        L = safe_cholesky(self._evaluated_matrix(), checked=self.checked)
+        K = matrix_node(self._evaluated(None, self.shape[:-2]))
+        L = safe_cholesky(K, checked=self.checked)
         alpha = torch.cholesky_solve(residual.to(L.dtype).unsqueeze(-1), L)
         Q = torch.cholesky_inverse(L) if L.requires_grad else inverse_of_factor(L, in_place=True)
         groups = [block.to(self.device, non_blocking=True) for block in blocks]
@@ -359,7 +357,7 @@ class DenseCovariance(ExactCovariance):
 
     def predictions(self, residual: Tensor, orders: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """By a factor for each order, whose whitened residuals are z: z_i L_ii and L_ii²."""
-        K, errors, variances = self._evaluated_matrix(), [], []
+        K, errors, variances = matrix_node(self._evaluated(None, self.shape[:-2])), [], []
         for order in [None] if orders is None else orders.to(self.device):
             ordered = residual if order is None else take(residual, order)
             L = safe_cholesky(K if order is None else permute(K, order))
@@ -411,25 +409,22 @@ class GramCovariance(DenseCovariance):
         if self.noise is None:
             return kernel
         matrix, tensors, kernel_vjp, is_free = kernel
-        noise = Hyperparameter.of(self.noise, "noise", matrix.dtype)
+        noise = Hyperparameter(self.noise, "noise", matrix.dtype)
         moves_noise = order is not None and noise.value.shape[-1] > 1
-        with torch.no_grad():
-            variances = noise.value
-            if moves_noise:
-                variances = variances.index_select(-1, cast(Tensor, order))
-            if not is_free or matrix.shape != self.shape:
-                matrix = matrix.expand(self.shape).clone()
-            matrix.diagonal(dim1=-2, dim2=-1).add_(variances)
+        variances = noise.value
+        if moves_noise:
+            variances = variances.index_select(-1, cast(Tensor, order))
+        if not is_free or matrix.shape != self.shape:
+            matrix = matrix.expand(self.shape).clone()
+        matrix.diagonal(dim1=-2, dim2=-1).add_(variances)
 
         def vjp(G: Tensor) -> Gradients:
             gradients = kernel_vjp(G)
-            if noise.tensor.requires_grad:
-                grad_noise = G.diagonal(dim1=-2, dim2=-1)
-                if moves_noise:
-                    index = cast(Tensor, order)
-                    grad_noise = torch.empty_like(grad_noise).index_copy_(-1, index, grad_noise)
-                gradients += noise.gradients(grad_noise)
-            return gradients
+            grad_noise = G.diagonal(dim1=-2, dim2=-1)
+            if moves_noise:
+                index = cast(Tensor, order)
+                grad_noise = torch.empty_like(grad_noise).index_copy_(-1, index, grad_noise)
+            return gradients + noise.gradients(grad_noise)
 
         needed = [noise.tensor] if noise.tensor.requires_grad else []
         # A network may be another, with other features, when it is asked a second time. A GPU has

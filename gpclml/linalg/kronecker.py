@@ -80,13 +80,8 @@ class KroneckerCovariance(DenseCovariance):
         """With gradients with respect to both covariances, noise and residual."""
         if not isinstance(density, _Rows):
             return super().log_density_and_vjp(residual, density)
-        with torch.no_grad():
-            return self._row_density(residual, density)
-
-    def _row_density(self, residual: Tensor, density: _Rows) -> Evaluated:
-        """The density of points that are held out with all their tasks."""
         tensors = (*self.arguments, residual)
-        points, tasks, noise = self.arguments
+        points, tasks, noise, residual = (tensor.detach() for tensor in tensors)
         n, t = points.shape[-1], tasks.shape[-1]
         # Small matrices are in double precision, and so is all else where the factors will be.
         weight = noise.double().rsqrt()

@@ -100,7 +100,12 @@ class LowRankPlusDiagonal(ExactCovariance):
         kept = torch.ones(*held_out.shape[:-1], n, dtype=torch.bool, device=held_out.device)
         kept.scatter_(-1, held_out, False)
         others = kept.nonzero()[:, -1].reshape(*held_out.shape[:-1], n - b)
-        covariance, error = self._condition(residual, others, held_out)
+        # In float64, as the posterior of the weights is.
+        weights, points = self.take(others).weights(), self.take(held_out)
+        features = points.features.double()
+        mean = features @ weights.mean(take(residual, others).unsqueeze(-1))
+        covariance = LowRankPlusDiagonal(weights.conditioned(features), points.noise.double())
+        error = take(residual, held_out) - mean.squeeze(-1)
         return covariance._log_density(error).to(self.dtype)
 
     def block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
@@ -139,16 +144,6 @@ class LowRankPlusDiagonal(ExactCovariance):
         variance = 1 / (1 / weights.noise.squeeze(-1) - leverage)
         mean = residual - alpha * variance
         return mean[..., rows].to(residual), variance[..., rows].to(residual)
-
-    def _condition(
-        self, residual: Tensor, rows: Tensor, others: Tensor
-    ) -> tuple[LowRankPlusDiagonal, Tensor]:
-        """Points given others of the same model, in float64."""
-        weights, points = self.take(rows).weights(), self.take(others)
-        features = points.features.double()
-        mean = features @ weights.mean(take(residual, rows).unsqueeze(-1))
-        covariance = LowRankPlusDiagonal(weights.conditioned(features), points.noise.double())
-        return covariance, take(residual, others) - mean.squeeze(-1)
 
     def predictions(self, residual: Tensor, orders: Tensor | None = None) -> tuple[Tensor, Tensor]:
         r"""By updates of the weights' posterior, for all orders at once: 4 n R² operations each.

@@ -64,12 +64,10 @@ def safe_cholesky(covariance: Tensor, *, checked: bool = True, in_place: bool = 
         raise SingularError
     if bad := int((~torch.isfinite(covariance)).sum()):
         raise NonFiniteError(
-            "covariance",
-            f"{bad} non-finite of {covariance.numel()} entries "
-            f"(shape {tuple(covariance.shape)}, {covariance.dtype})",
-            "finite entries",
+            "covariance", f"{bad} non-finite of {covariance.numel()} entries "
+            f"(shape {tuple(covariance.shape)}, {covariance.dtype})", "finite entries",
             "Check the inputs for NaN, and lower the learning rate if hyperparameters diverged.",
-        )
+        )  # fmt: skip
     if matrix.dtype == torch.float32:
         matrix = matrix.double()
         factor, left = _factor(matrix)
@@ -237,8 +235,8 @@ def _invert_by_halves(L: Tensor, undivided: int) -> None:
     L[..., :h, h:] = cross.mT
 
 
-def plus_product(matrix: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """``matrix + left @ right.mT``, in its memory."""
+def plus_product(matrix: Tensor, left: Tensor, right: Tensor, factor: float = 1.0) -> Tensor:
+    """``matrix + factor * left @ right.mT``, in its memory."""
     if matrix.ndim == 2:
-        return matrix.addmm_(left, right.mT)
-    return matrix.add_(left @ right.mT)
+        return matrix.addmm_(left, right.mT, alpha=factor)
+    return matrix.add_(left @ right.mT, alpha=factor)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from gpclml.errors import ModelModeError
 from gpclml.gram import Evaluated, Gradients, precomputed
-from gpclml.gram.autograd import fitted
 from gpclml.linalg.matrices import HALF_LOG_2PI
 
 PriorTerm = tuple[torch.nn.Module, Prior, Callable[[Any], Any]]
@@ -56,14 +55,16 @@ def registered(model: torch.nn.Module) -> tuple[list[PriorTerm], list[AddedLossT
                 if loss is not None:
                     losses[id(loss)] = loss
         # As in GPyTorch a module counts once for each parent, whatever names that has for it.
-        modules.extend(filter(None, dict.fromkeys(module._modules.values())))
+        if module._modules:
+            modules.extend(filter(None, dict.fromkeys(module._modules.values())))
     return priors, list(losses.values())
 
 
 def log_priors(priors: Sequence[PriorTerm], batch_shape: torch.Size) -> Evaluated:
     """Their sum in double precision, broadcastable to the batch; NaN outside of a support."""
     total: Any = 0.0
-    terms: list[tuple[Tensor, Tensor, torch.Size]] = []
+    tensors: list[Tensor] = []
+    terms: list[tuple[Tensor, torch.Size]] = []
     for module, prior, closure in priors:
         with torch.enable_grad():
             value = closure(module)
@@ -72,18 +73,20 @@ def log_priors(priors: Sequence[PriorTerm], batch_shape: torch.Size) -> Evaluate
         shape = batch_shape and _member_shape(module, prior, density, value, batch_shape)
         total = total + (density.reshape((*shape, -1)).sum(-1) if shape else density.sum())
         if tensor.requires_grad:
-            terms.append((tensor, slope, shape))
+            tensors.append(tensor)
+            terms.append((slope, shape))
 
     def vjp(grad: Tensor) -> Gradients:
         gradients: Gradients = []
-        for tensor, slope, shape in terms:
-            weight = grad if grad.shape == shape else grad.sum_to_size(shape)
+        for tensor, (slope, shape) in zip(tensors, terms, strict=True):
+            weight = grad.sum_to_size(shape)
             if shape:
                 weight = weight.reshape((*shape, *[1] * (slope.ndim - len(shape))))
-            gradients.append((tensor, fitted(weight * slope, tensor)))
+            gradient = (weight * slope).sum_to_size(tensor.shape)
+            gradients.append((tensor, gradient.to(tensor.dtype)))
         return gradients
 
-    return Evaluated(total, [tensor for tensor, *_ in terms], vjp)
+    return Evaluated(total, tensors, vjp)
 
 
 def _density_and_slope(prior: Any, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,12 +97,14 @@ def _density_and_slope(prior: Any, value: Tensor) -> tuple[Tensor, Tensor, Tenso
     kind, x = type(prior), value.detach().double()
     if getattr(prior, "_transform", None) is not None:
         kind = None
-    if kind is NormalPrior:
-        return value, *_normal(prior, x)
-    if kind is LogNormalPrior:
-        log = x.log()
-        density, slope = _normal(prior.base_dist, log)
-        return value, density - log, (slope - 1) / x
+    if kind is NormalPrior or kind is LogNormalPrior:
+        is_log = kind is LogNormalPrior
+        normal, z = (prior.base_dist, x.log()) if is_log else (prior, x)
+        # As in PyTorch, what depends on the prior alone is computed in the prior's own type.
+        constant, difference = normal.scale.log().double() + HALF_LOG_2PI, z - normal.loc
+        slope = difference / -(normal.scale**2)
+        density = 0.5 * difference * slope - constant
+        return (value, density - z, (slope - 1) / x) if is_log else (value, density, slope)
     if kind is GammaPrior:
         a, b = prior.concentration, prior.rate
         constant = torch.xlogy(a, b).double() - torch.lgamma(a)
@@ -111,13 +116,6 @@ def _density_and_slope(prior: Any, value: Tensor) -> tuple[Tensor, Tensor, Tenso
             raise
         density = torch.full_like(value, -math.inf)
     return density, density.detach().double(), torch.ones_like(density)
-
-
-def _normal(normal: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    # As in PyTorch, what depends on the prior alone is computed in the prior's own type.
-    constant, difference = normal.scale.log().double() + HALF_LOG_2PI, x - normal.loc
-    slope = difference / -(normal.scale**2)
-    return 0.5 * difference * slope - constant, slope
 
 
 def _member_shape(
@@ -142,9 +140,7 @@ def check_train_mode(model: torch.nn.Module) -> None:
     """Refuses, by a ModelModeError, a model in eval mode, whose output is its posterior."""
     if not model.training:
         raise ModelModeError(
-            "model",
-            "a model in eval mode, whose output is its posterior",
-            "a model in train mode",
+            "model", "a model in eval mode, whose output is its posterior", "a model in train mode",
             "Call model.train() before the objective; for scores of a fitted model use "
             "gpclml.evaluation.",
-        )
+        )  # fmt: skip

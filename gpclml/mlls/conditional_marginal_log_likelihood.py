@@ -36,7 +36,6 @@ from gpclml.inference.observations import (
     Observations,
     Road,
     Solver,
-    check_targets,
     missing_targets,
     observations,
     training_observations,
@@ -183,7 +182,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
             ArgumentError: If more points are asked for than there are, or more memory; if the
                 model standardizes its targets and these are not standardized.
         """
-        check_targets(self.model, target)
+        if hasattr(self.model, "check_targets"):  # which are in other units than the model's
+            cast(Any, self.model).check_targets(target)
         checked = reads_are_free(target.device)
         data = observations(
             self.likelihood, function_dist, target, *params, checked=checked, **kwargs
@@ -194,7 +194,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         if not self.model.training:
             conditioning = LastPoints(m=0)
         split = data.split(conditioning, self._generator)
-        return self.objective_at(data, split, redrawn=conditioning.redraws)
+        redrawn = data.missing is not None and conditioning.redraws  # it matters there alone
+        return self.objective_at(data, split, redrawn=redrawn)
 
     def redrawn_objective(self) -> Tensor:
         """The objective at points drawn by ``NearestNeighbors``, ``()``, of these rows alone.

@@ -13,6 +13,7 @@ import copy
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -212,11 +213,10 @@ class FixedLoss:
             # A few members of a batch, each with all that it is trained by for itself.
             if fixed and len(batch) == 1 and 1 < batch[0] <= _MOST_MEMBERS:
                 known = cast(_KnownPrior, self._prior)
-                trained = [p for p in known.modules.parameters() if p.requires_grad]
+                trained = [p for p in mll.parameters() if p.requires_grad]
+                count = sum(p.requires_grad for p in known.modules.parameters())
                 independent = all(p.shape[:1] == batch for p in trained)
-                independent = independent and len(trained) == sum(
-                    p.requires_grad for p in mll.parameters()
-                )
+                independent = independent and len(trained) == count
                 if independent and all(log_priors([p], batch).value.shape == batch for p in priors):
                     self._members = [known.member(i) for i in range(batch[0])]
             if is_upstream and not self._members:
@@ -316,24 +316,19 @@ class _Recorded:
     def __call__(self, work: Callable[[], tuple[Tensor, Gradients]]) -> tuple[Tensor, Gradients]:
         """The result of the work, the same at each call, which has no arguments."""
         if self._calls == _WARM_UP:
-            self._record(work)
+            with suppress(RuntimeError):
+                graph = torch.cuda.CUDAGraph()
+                with (
+                    torch.cuda.device(self._device),
+                    torch.cuda.graph(graph, capture_error_mode="thread_local"),
+                ):
+                    self._result = work()
+                self._graph = graph
         self._calls += 1
         if self._graph is None:
             return work()
         self._graph.replay()
         return self._result
-
-    def _record(self, work: Callable[[], tuple[Tensor, Gradients]]) -> None:
-        try:
-            graph = torch.cuda.CUDAGraph()
-            with (
-                torch.cuda.device(self._device),
-                torch.cuda.graph(graph, capture_error_mode="thread_local"),
-            ):
-                self._result = work()
-        except RuntimeError:
-            return
-        self._graph = graph
 
 
 @dataclass(eq=False)
@@ -412,22 +407,28 @@ class _KnownPrior:
 
 def _known_prior(model: ExactGP, likelihood: Any, places: Tensor | None) -> _KnownPrior | None:
     """That at these indices of the data, or all; None where the model may compute anything else."""
-    inputs = _inputs(model, places)
-    if inputs is None or not has_one_noise(likelihood):
+    known = _input_transform(model)
+    if known is None or not has_one_noise(likelihood):
         return None
+    given, (transform, is_fixed) = cast(Any, model.train_inputs)[0], known
+
+    def inputs() -> Tensor:
+        x = transform(given)
+        return x if places is None else x.index_select(-2, places)
+
     kernel, mean, noise = cast(Any, (model.covar_module, model.mean_module, likelihood.noise_covar))
     if any(has_hooks(module) for module in cast(Any, (model, likelihood, mean))):
         return None
     gram = closed_form(kernel, select=True)
-    with torch.no_grad():
-        x = inputs if isinstance(inputs, Tensor) else inputs()
+    x = inputs()
     # Of low rank the covariance has exact algebra that takes less than a matrix.
     if isinstance(gram, Reason) or gram.rank(x.shape[-1]) < x.shape[-2]:
         return None
     batch = torch.broadcast_shapes(x.shape[:-2], kernel.batch_shape, noise.raw_noise.shape[:-1])
     targets = cast(Tensor, model.train_targets)
     targets = targets if places is None else targets[..., places]
-    return _KnownPrior(torch.nn.ModuleList((kernel, mean, noise)), inputs, targets, batch)
+    modules = torch.nn.ModuleList((kernel, mean, noise))
+    return _KnownPrior(modules, x if is_fixed else inputs, targets, batch)
 
 
 def _input_transform(model: ExactGP) -> tuple[Callable[[Tensor], Tensor], bool] | None:
@@ -450,17 +451,3 @@ def _input_transform(model: ExactGP) -> tuple[Callable[[Tensor], Tensor], bool] 
         is_fixed = units is None or (is_normalized and not list(units.parameters()))
         return cast(Any, model).transform_inputs, is_fixed
     return None
-
-
-def _inputs(model: ExactGP, places: Tensor | None) -> Tensor | Callable[[], Tensor] | None:
-    """What mean and kernel are called on, for classes of which that is known; fixed if a tensor."""
-    known = _input_transform(model)
-    if known is None:
-        return None
-    given, (transform, is_fixed) = cast(Any, model.train_inputs)[0], known
-
-    def inputs() -> Tensor:
-        x = transform(given)
-        return x if places is None else x.index_select(-2, places)
-
-    return inputs() if is_fixed else inputs

@@ -20,11 +20,7 @@ from gpclml.conditioning import LastPoints
 from gpclml.conditioning.batches import Loader, batches_of
 from gpclml.curvature import Curvature, Kronecker, Structure
 from gpclml.curvature.gradients import outputs_and_gradients
-from gpclml.curvature.output_likelihoods import (
-    gradient_columns,
-    output_column,
-    output_likelihood,
-)
+from gpclml.curvature.output_likelihoods import gradient_columns, output_column, output_likelihood
 from gpclml.curvature.structure import Precisions, SoftmaxColumns
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.inference import evaluating
@@ -228,9 +224,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
 
     def road(self) -> Road:
         """Which way an evaluation for a latent GP goes, and why not a faster one."""
-        return (
-            Road("Laplace's approximation") if self._of_latent is None else self._of_latent.road()
-        )
+        return self._of_latent.road() if self._of_latent else Road("Laplace's approximation")
 
     @checked(late=True)
     def log_joint(self, output: Linearization, target: Tensor) -> Tensor:
