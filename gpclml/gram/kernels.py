@@ -680,10 +680,10 @@ class SpectralMixtureGram(Gram):
 
         sums: list[Tensor] = []
         for d in columns:
-            tau, total = differences(d), cast(Any, 0.0)
+            tau, total = differences(d), cast(Any, 0)
             for q in components:
                 damping, phase = term(tau, q, d)
-                total = total + damping.mul_(phase.cos_()) * shares[..., q, :, :]
+                total += damping.mul_(phase.cos_()) * shares[..., q, :, :]  # the first makes it
             sums.append(total)
 
         def vjp(G: Tensor) -> Gradients:

@@ -188,7 +188,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         data = observations(
             self.likelihood, function_dist, target, *params, checked=checked, **kwargs
         )
-        data = self._approximated(data)
+        if not data.is_gaussian:
+            data = self._approximated(data)
         conditioning = self.conditioning or _DEFAULT
         # In eval mode the output is a posterior, of which all targets are scored.
         if not self.model.training:
@@ -269,17 +270,14 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         model = cast(ExactGP, self.model)
         check_train_mode(model)
         data: Any = training_observations(model, self.likelihood, **kwargs)
-        data = self._approximated(data)
         if not data.is_gaussian:  # a line search finds modes near those of its last step
-            data = replace(data, starts=self._starts)
+            data = replace(self._approximated(data), starts=self._starts)
         return -self.objective_at(data, self._fixed_split(data))
 
-    def _approximated(self, data: Observations) -> Observations:
+    def _approximated(self, data: Any) -> Any:
         """Targets that are not Gaussian with the approximation of their model."""
-        if data.is_gaussian:
-            return data
         approximation = self._approximation or getattr(self.model, "approximation", "laplace")
-        return replace(cast(Any, data), approximation=approximation)
+        return replace(data, approximation=approximation)
 
     def train(self, mode: bool = True) -> Self:
         """As of any module; neighbours are looked up anew after it, and dropped in eval mode."""
@@ -325,7 +323,9 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
             prior = self._prior_at(torch.arange(1, device=targets.device))
             return neighbors_road(prior.lazy_covariance_matrix, size)
         with torch.no_grad():
-            data = self._approximated(training_observations(model, self.likelihood))
+            data = training_observations(model, self.likelihood)
+            if not data.is_gaussian:
+                data = self._approximated(data)
             split = data.split(copy.deepcopy(self.conditioning or _DEFAULT), seeded(self.seed))
             observed, blocks = data.at(split)
             return observed.road(self.solver, blocks)
