@@ -233,8 +233,9 @@ def _sections(cells: pandas.DataFrame) -> Iterator[str]:
     several = report.whole_rows(cells[cells["table"].isin(MULTICLASS)])
     if len(several):
         yield from _compare("More than two classes", several)
-        losses = report.case_means(several, "nll").round(3)
-        yield section("More than two classes: log loss of each case", "", table(losses))
+        losses = report.case_means(several, "nll").map("{:.3f}".format)
+        said = "Means over splits."
+        yield section("More than two classes: log loss of each case", said, table(losses))
     failed = cells[cells["failure"] != ""]
     if len(failed):
         listed = failed[["table", "n", "split", "method", "failure"]].set_index("table")
@@ -272,7 +273,8 @@ def _compare(title: str, cells: pandas.DataFrame) -> Iterator[str]:
     times = cells.assign(size=cells["n"].map(report.size_of)).pivot_table(
         index="method", columns="size", values="seconds", aggfunc="median"
     )
-    times = times.reindex(ranks.index).add_prefix("n ≤ ").map("{:.2f}".format)
+    times = times.reindex(ranks.index).rename_axis("method").add_prefix("n ≤ ")
+    times = times.map("{:.2f}".format)
     yield section(f"{title}: seconds against n", "Medians of fit and prediction.", table(times))
     said = "Means and standard errors over tables."
     yield section(f"{title}: log loss against n", said, table(_sized(losses)))
