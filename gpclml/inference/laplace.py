@@ -360,8 +360,9 @@ def _extrapolated(sites: list[Tensor], moves: list[Tensor], step: float, unit: T
     turns = torch.stack([b - a for a, b in pairwise(moves)], -1)
     ways = torch.stack([b - a for a, b in pairwise(sites)], -1) + step * turns
     weighted = (unit * moves[-1]).unsqueeze(-1)
-    shares = torch.linalg.lstsq(unit.unsqueeze(-1) * turns, weighted).solution
-    return ahead - (ways @ shares).squeeze(-1)
+    # On the CPU, whose solver takes turns that depend on each other.
+    shares = torch.linalg.lstsq((unit.unsqueeze(-1) * turns).cpu(), weighted.cpu()).solution
+    return ahead - (ways @ shares.to(unit)).squeeze(-1)
 
 
 @torch.no_grad()
