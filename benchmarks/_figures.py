@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["MARKERS", "PALETTE", "bare", "legend_above", "new_figure", "save_figure"]
-
 # Okabe and Ito's and two of Tol's, which colour-blind readers tell apart too. The first is for what
 # is ours.
 PALETTE = (

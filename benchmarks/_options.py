@@ -12,12 +12,6 @@ import typer
 
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
 
-__all__ = [
-    "Csv", "CsvFile", "DataFolder", "Device", "FigureFile", "ResultsFile", "check_device",
-    "check_known", "check_positive", "errors_as_text", "extend_options", "names", "options_of",
-    "read_options", "real_numbers", "whole_numbers",
-]  # fmt: skip
-
 ResultsFile = Annotated[Path, typer.Option("--results", help="The SQLite file of results.")]
 Csv = Annotated[Path | None, typer.Option(help="Write the table there as well.")]
 CsvFile = Annotated[

@@ -6,9 +6,6 @@ import ctypes
 import functools
 import platform
 
-__all__ = ["keep_freed_memory"]
-
-
 # Of mallopt in glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _SETTINGS = {

@@ -20,12 +20,6 @@ from scipy.stats import t as student_t
 from benchmarks.runner import package_versions
 from gpclml.errors import DataError
 
-__all__ = [
-    "code", "command_lines", "describe_cells", "mean_and_error", "print_tables", "read_csv",
-    "read_rows", "section", "spread_rows", "table", "with_error", "with_interval", "write_csv",
-    "write_rows",
-]  # fmt: skip
-
 _PACKAGES = ("gpclml", "torch", "gpytorch", "botorch", "python")
 _DIGITS = 6  # of numbers in CSV files
 

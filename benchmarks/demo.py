@@ -30,8 +30,6 @@ from gpclml.fit import fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
-__all__ = ["METHODS", "angle_scores", "main", "turned_digits"]
-
 METHODS = {
     "deep kernel, CLML": "deep_bottleneck",
     "deep kernel, LML": "deep_bottleneck",

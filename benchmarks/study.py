@@ -38,8 +38,6 @@ from benchmarks.runner import (
 )
 from gpclml.errors import DataError
 
-__all__ = ["Study", "Sweep"]
-
 Cells = list[dict[str, Any]]
 
 _OF_THE_MACHINE = {"jobs", "address", "folder", "retry_failed", "quiet"}

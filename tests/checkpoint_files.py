@@ -1,7 +1,5 @@
 """Checkpoints of every kind that the library writes, small."""
 
-from __future__ import annotations
-
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
 

@@ -1,7 +1,5 @@
 """Linear Gaussian models whose evidence and posterior are known."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Small networks, points and dense curvature that tests share."""
 
-from __future__ import annotations
-
 import torch
 
 import reference

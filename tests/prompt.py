@@ -6,8 +6,6 @@ import codeop
 from types import CodeType
 from typing import Any
 
-__all__ = ["paste", "statements"]
-
 
 def statements(text: str) -> list[CodeType]:
     """What the prompt runs one after the other, of lines that are followed by an empty one.

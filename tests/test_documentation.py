@@ -1,7 +1,5 @@
 """What the site is built from: names of other projects exist, and each package has a page."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Tests reach this machine alone: what the guard refuses, and what still works."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

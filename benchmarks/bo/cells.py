@@ -13,9 +13,6 @@ from torch import Tensor
 from benchmarks.bo.surrogates import Problem, feature_share, fitted, initial_points, make_problem
 from benchmarks.uci.training import noting_failed_fits
 
-__all__ = ["run_cell"]
-
-
 _RESTARTS, _RAW_SAMPLES = 4, 64  # of the acquisition function's optimization
 _OPTIONS = {"maxiter": 20, "sample_around_best": True}
 _RECORDS = 5  # evaluations from one record of the inference regret to the next

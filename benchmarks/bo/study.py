@@ -25,8 +25,6 @@ from benchmarks.bo.tables import (
 )
 from benchmarks.study import Study
 
-__all__ = ["STUDY", "make_grid"]
-
 _OBJECTIVES = ("lml", "clml", "loo")  # of benchmarks.uci.training
 _ABOUT = {
     "simple_regret": "The largest value of the function less the best one seen.",

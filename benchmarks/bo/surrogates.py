@@ -16,11 +16,6 @@ from gpclml.errors import UnknownNameError
 from gpclml.fit import fit_mll
 from gpclml.kernels import DeepKernel
 
-__all__ = [
-    "FUNCTIONS", "SURROGATES", "Problem", "feature_share", "fitted", "initial_points",
-    "make_problem",
-]  # fmt: skip
-
 FUNCTIONS: Mapping[str, tuple[str, int]] = MappingProxyType(
     {
         "branin": ("Branin", 2),

@@ -13,11 +13,6 @@ from benchmarks._figures import PALETTE, bare, legend_above, new_figure, save_fi
 from benchmarks.uci import tables
 from benchmarks.uci.tables import CELL, difference_table, mean_table, ordered_objectives, wide
 
-__all__ = [
-    "REGRETS", "draw_figure", "labelled", "less_baseline", "less_lml", "mean_rows", "median_rows",
-    "second_rows",
-]  # fmt: skip
-
 REGRETS = {"simple_regret": "Simple regret", "inference_regret": "Inference regret"}
 """The regrets of a cell and their headings."""
 

@@ -17,8 +17,6 @@ from sklearn import datasets
 
 from gpclml.errors import DataError, UnknownNameError
 
-__all__ = ["BINARY", "COUNTS", "MULTICLASS", "LabelledTable", "load_labelled"]
-
 MOST_ROWS = 1500
 """Larger tables are cut to so many rows, by one random draw."""
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from gpclml.errors import DataError
 
-__all__ = ["VARIABLE", "DataFile", "data_files", "data_folder", "fetch", "has_files"]
-
 VARIABLE = "GPCLML_DATA"
 """Environment variable that names the data folder."""
 

@@ -23,16 +23,6 @@ from torch import Tensor
 from benchmarks.data.files import VARIABLE, data_files, data_folder, fetch
 from gpclml.errors import DataError, UnknownNameError
 
-__all__ = [
-    "PITCHES",
-    "YAWS",
-    "HeadPoses",
-    "LabelledImages",
-    "image_names",
-    "load_head_poses",
-    "load_images",
-]
-
 PITCHES = tuple(range(60, 121, 10))
 """Angles up and down, degrees; 90 is level."""
 

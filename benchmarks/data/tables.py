@@ -17,17 +17,6 @@ from gpclml._utils.arguments import seeded
 from gpclml.errors import DataError, UnknownNameError
 from gpclml.tables.data import TableOptions, read_table_data
 
-__all__ = [
-    "EMBEDDED",
-    "RegressionData",
-    "TrainTestSplit",
-    "load",
-    "load_published_split",
-    "names",
-    "split",
-    "subset",
-]
-
 EMBEDDED = "diabetes"
 """The table that comes with scikit-learn: no file, no network, and no published splits."""
 

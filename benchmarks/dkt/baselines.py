@@ -18,11 +18,6 @@ from gpclml.inference import evaluating
 from gpclml.meta import Episodes, Tasks, TaskScores
 from gpclml.meta.evaluation import batches, class_scores
 
-__all__ = [
-    "BASELINES", "Baseline", "FirstOrderMAML", "LinearTransfer", "MatchingNetwork",
-    "PrototypicalNetwork", "baseline_log_probabilities", "evaluate_baseline", "fit_linear_layers",
-]  # fmt: skip
-
 _SHARPNESS = 100.0  # of matching networks
 _FIT_STEPS, _FIT_RATE, _MOMENTUM, _DECAY = 100, 0.01, 0.9, 0.001  # of a new linear layer
 _INNER_STEPS, _INNER_RATE = 5, 0.1  # of MAML

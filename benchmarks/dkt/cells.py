@@ -38,13 +38,6 @@ from gpclml.meta.tasks import NumberedTasks, task_generator, unit_range
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
-__all__ = [
-    "BASELINE", "LOOK_EVERY", "OBJECTIVES", "VALIDATION_TASKS", "ClassifiedImages",
-    "conditioning", "label", "nearest_neighbour_accuracy", "plain_gp_scores", "run_cell",
-    "run_together", "test_scores", "train_baseline",
-]  # fmt: skip
-
-
 BASELINE = "pixels"
 """In place of a kernel: the baseline on raw inputs."""
 OBJECTIVES = ("lml", "clml", "clml-half")

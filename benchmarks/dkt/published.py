@@ -29,10 +29,6 @@ from gpclml.inference import evaluating
 from gpclml.meta import Conv4, DeepKernelTransfer, Episodes, Tasks, evaluate_tasks, train_on_tasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-__all__ = [
-    "KERNELS", "ClassModels", "compare_with_published", "published_model", "train_class_models",
-]  # fmt: skip
-
 _FEATURES, _NOISE = 64, 0.1
 _STEPS_OF_AN_OPTIMIZER = 100  # the tasks of an epoch
 

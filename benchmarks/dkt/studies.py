@@ -18,11 +18,6 @@ from gpclml.errors import UnknownNameError
 from gpclml.kernels.networks import MLP
 from gpclml.meta import Conv4, ConvBlocks, ImageTasks, PeriodicTasks, Tasks
 
-__all__ = [
-    "STUDIES", "FewShotStudy", "Sources", "digits", "head_poses", "part_of_omniglot", "periodic",
-    "pictures", "rotation", "study_named",
-]  # fmt: skip
-
 
 # Archives take seconds to read, and each cell asks for them again.
 @functools.lru_cache(maxsize=8)

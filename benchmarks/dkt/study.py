@@ -27,8 +27,6 @@ from benchmarks.study import Study
 from gpclml.errors import ArgumentError
 from gpclml.meta import KERNELS
 
-__all__ = ["STUDY", "make_grid", "paired_differences", "sections"]
-
 _METRICS = {  # title, factor and digits
     "accuracy": ("accuracy, %", 100, 1), "mse": ("squared error", 1, 3),
     "nll": ("NLL, nats a query point", 1, 3),

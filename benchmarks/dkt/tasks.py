@@ -13,8 +13,6 @@ from gpclml.kernels.networks import reset_network
 from gpclml.meta import Episodes
 from gpclml.meta.tasks import NumberedTasks, regression_episode, task_generator, unit_range
 
-__all__ = ["HeadPoseTasks", "RotationTasks", "conv3", "turned"]
-
 _PITCHES, _YAWS = 7, 19
 
 

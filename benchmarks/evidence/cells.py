@@ -47,11 +47,6 @@ from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork, Standardizer
 
-__all__ = [
-    "ESTIMATORS", "SIX", "run_architecture", "run_estimator", "run_invariance", "run_regression",
-    "run_search", "run_size",
-]  # fmt: skip
-
 _DRAWS = 100
 _TEST_DRAWS = 30
 _SEED_STEP = 1000  # so that no two cells of a study share a start

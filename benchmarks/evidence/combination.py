@@ -19,8 +19,6 @@ from torch import Tensor
 
 from gpclml.evidence.training_speed import predict_prefixes, single_target_data
 
-__all__ = ["ModelPredictions", "expected_weights", "model_predictions", "sampled_weights"]
-
 
 @dataclass(frozen=True)
 class ModelPredictions:

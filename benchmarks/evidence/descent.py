@@ -16,8 +16,6 @@ from gpclml.evidence.training_speed import (
 )
 from gpclml.linalg import LowRankPlusDiagonal
 
-__all__ = ["WhitenedModel", "training_speed_by_descent"]
-
 
 @torch.no_grad()
 def training_speed_by_descent(

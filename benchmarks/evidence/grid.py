@@ -29,8 +29,6 @@ from benchmarks.evidence.training import (
     network,
 )
 
-__all__ = ["STUDIES", "Settings", "make_grid", "run_cell"]
-
 _UCI = ("boston", "concrete", "energy", "yacht")
 _SIZES = (25, 50, 100, 200, 400, 800)
 _PRECISIONS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)

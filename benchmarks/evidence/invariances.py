@@ -10,8 +10,6 @@ from torch import Tensor
 
 from gpclml._utils.resuming import ResumableDraws
 
-__all__ = ["AffineAugmentation", "AveragedNetwork"]
-
 _GENERATORS = {
     "translation_x": ((0, 0, 1), (0, 0, 0), (0, 0, 0)),
     "translation_y": ((0, 0, 0), (0, 0, 1), (0, 0, 0)),

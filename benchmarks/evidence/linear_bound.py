@@ -12,8 +12,6 @@ from gpclml.fit.train import Training
 from gpclml.linalg.gaussians import gaussian_kl
 from gpclml.mlls import LinearEvidenceLowerBound
 
-__all__ = ["fit_linear_bound"]
-
 
 def fit_linear_bound(
     mll: LinearEvidenceLowerBound, *, steps: int, lr: float, empirical_bayes: bool = False

@@ -28,8 +28,6 @@ from gpclml import Laplace
 from gpclml.evidence.sampling import sampled_outputs
 from gpclml.fit import fit_hyperparameters, fit_map, fit_online
 
-__all__ = ["STEPS", "ImagesOnDisk", "main", "memory_of_step", "write_images"]
-
 _BATCH = 200
 _SHAPE = (3, 32, 32)
 

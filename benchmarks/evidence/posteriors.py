@@ -36,8 +36,6 @@ from gpclml import Laplace
 from gpclml.curvature import LowRank
 from gpclml.evaluation import expected_calibration_error, fit_temperature
 
-__all__ = ["DATA", "compare_posteriors", "main", "summary"]
-
 ALONE = "the network alone"
 _ABOUT = (
     "Means over seeds of the network alone, and paired differences to it, ± standard errors. The "

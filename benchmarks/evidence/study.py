@@ -32,8 +32,6 @@ from benchmarks.runner import load_results
 from benchmarks.study import Study, Sweep
 from gpclml.errors import ArgumentError
 
-__all__ = ["PUBLISHED_NLL", "STUDY", "report", "sections"]
-
 _PUBLISHED_METHODS = ("CV MAP", "CV Laplace", "full, ggn", "full, ef", "kronecker, ggn")
 PUBLISHED_NLL: Mapping[str, Mapping[str, tuple[float, float]]] = MappingProxyType(
     {name: dict(zip(_PUBLISHED_METHODS, row, strict=True)) for name, row in PUBLISHED.items()}

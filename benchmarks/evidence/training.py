@@ -28,12 +28,6 @@ from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
-__all__ = [
-    "ARCHITECTURES", "CLASSES", "DATA", "STRUCTURES", "Images", "evidence_of_all",
-    "image_source", "images", "network", "objective", "outputs_at", "predictive_scores",
-    "rotated", "trained", "trained_online",
-]  # fmt: skip
-
 DATA = {
     "digits": ("digits", None, 8),
     "mnist-test": ("mnist-test", None, 28),

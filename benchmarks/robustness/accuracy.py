@@ -21,11 +21,6 @@ from benchmarks.robustness.problems import ExactModel, HardProblem
 from gpclml.conditioning import LastPoints
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-__all__ = [
-    "cholesky", "extended", "forward", "run_accuracy",
-    "summarize_accuracy",
-]  # fmt: skip
-
 _PARAMETERS = (
     "covar_module.base_kernel.raw_lengthscale", "covar_module.raw_outputscale",
     "likelihood.noise_covar.raw_noise", "mean_module.raw_constant",

@@ -21,11 +21,6 @@ from gpclml.conditioning import KFold, LastPoints, LeaveOneOut, RandomHoldout
 from gpclml.errors import ArgumentError
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-__all__ = [
-    "METHODS", "OURS", "Evaluation", "evaluate", "run", "summarize",
-    "summarize_singular",
-]  # fmt: skip
-
 _PAIRS = {"LastPoints(m=0)": "gpytorch LML", "LeaveOneOut()": "gpytorch LOO"}
 _TENFOLD = 10.0
 

@@ -10,8 +10,6 @@ import gpytorch
 import torch
 from torch import Tensor
 
-__all__ = ["KERNELS", "HardProblem", "draw_duplicates", "draw_problem"]
-
 KERNELS = {
     "RBF": gpytorch.kernels.RBFKernel,
     "Matern 1/2": partial(gpytorch.kernels.MaternKernel, nu=0.5),

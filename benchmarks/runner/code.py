@@ -15,8 +15,6 @@ from pathlib import Path
 
 from gpclml.errors import ArgumentError
 
-__all__ = ["OtherCodeError", "check_code", "code_version", "function_name", "package_versions"]
-
 _PACKAGES = ("gpclml", "torch", "gpytorch", "botorch")
 
 

@@ -30,11 +30,6 @@ from benchmarks.runner.code import check_code, code_version, function_name, pack
 from benchmarks.runner.results import Row, canonical_json, open_results
 from gpclml.errors import ArgumentError, DataError
 
-__all__ = [
-    "Batches", "Cell", "CellFunction", "GridSummary", "cell_key", "group_cells", "make_row",
-    "plan_cells", "run_grid",
-]  # fmt: skip
-
 LOSSES = 3  # of workers in one run; the next ends it
 CONNECT_SECONDS, WORKER_SECONDS = 5, 50  # that a scheduler, and a first worker of it, may take
 

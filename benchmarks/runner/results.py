@@ -18,11 +18,6 @@ from gpclml.errors import ArgumentError, DataError
 if TYPE_CHECKING:
     import pandas
 
-__all__ = [
-    "ResultsStore", "Row", "canonical_json", "load_commands", "load_failures", "load_results",
-    "load_rows", "open_results",
-]  # fmt: skip
-
 Row = dict[str, Any]
 """What came of a cell, of JSON values: its key, configuration and seconds, and either its metrics
 or the error that ended it."""

@@ -19,8 +19,6 @@ from gpclml.fit import fit_mll
 from gpclml.linalg import ConjugateGradients
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-__all__ = ["measure_accuracy"]
-
 _FITTED_TO = 500  # points, of a model whose hyperparameters are neither random nor special
 _START = 0.7  # lengthscales at the start, by the root of the number of inputs
 

@@ -43,12 +43,6 @@ from gpclml.fit import (
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
-__all__ = [
-    "SEARCHES", "SEARCH_BASE", "TABLES", "fit_seeds", "measure_batches", "measure_large_fits",
-    "measure_loops", "measure_predictions", "measure_searches", "search_data",
-    "summarize_predictions",
-]  # fmt: skip
-
 Data = tuple[Tensor, Tensor]
 End = Callable[[], np.ndarray]
 """The fit's log marginal likelihood a point, noise and lengthscales."""

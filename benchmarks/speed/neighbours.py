@@ -15,8 +15,6 @@ from gpclml.fit import fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
-__all__ = ["drawn_function", "measure_neighbors"]
-
 _FEATURES, _NOISE, _GIVEN = 512, 0.1, 64
 
 

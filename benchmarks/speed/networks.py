@@ -24,11 +24,6 @@ from gpclml.meta import Conv4, DeepKernelTransfer, Episodes, ImageTasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
-__all__ = [
-    "EVIDENCE_BASE", "PASSES", "PLAIN", "measure_evidence", "measure_few_shot",
-    "measure_posteriors", "measure_training_steps",
-]  # fmt: skip
-
 EVIDENCE_BASE = "kronecker, all points"
 _CLASSES, _BATCH = 10, 250
 

@@ -36,11 +36,6 @@ from gpclml.kernels import MLP, DeepKernel
 from gpclml.linalg.matrices import inverse_of_factor
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-__all__ = [
-    "BASE", "BY_DEFAULT", "METHODS", "OPERATIONS", "ExactRBF", "Problem", "gpytorch_defaults",
-    "gradient_step", "measure_rates", "measure_steps", "methods_of", "peer_steps", "sampled_data",
-]  # fmt: skip
-
 NUM_FEATURES = 8
 NOISE = 0.1
 

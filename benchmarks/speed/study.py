@@ -23,8 +23,6 @@ from benchmarks.speed.timing import Row, machine_name
 from benchmarks.study import Study
 from gpclml.errors import ArgumentError
 
-__all__ = ["MEASUREMENTS", "STUDY", "Measurement", "draw_costs", "make_grid", "run_cell"]
-
 
 class Measurement(NamedTuple):
     """One kind of timing cell.

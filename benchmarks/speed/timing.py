@@ -21,11 +21,6 @@ import torch
 
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 
-__all__ = [
-    "FAILED", "Row", "Steps", "highest_resident", "in_fresh_process", "interleaved_times",
-    "machine_name", "ratios", "start_of_peak", "step_memory", "timed", "wait_for",
-]  # fmt: skip
-
 Row = dict[str, Any]
 Steps = Mapping[str, Callable[[], object]]
 

@@ -25,10 +25,6 @@ from gpclml.models import find_networks
 from gpclml.tables import StackedPrediction
 from gpclml.tables.recipes import Recipe
 
-__all__ = [
-    "ABOUT", "CANDIDATES", "CRITERIA", "FOLDS", "STACKED", "Candidates", "TableRows",
-]  # fmt: skip
-
 CANDIDATES = ("linear", "rbf", "matern", "rq", "deep")
 """Recipes of ``gpclml fit``, fitted by LML."""
 

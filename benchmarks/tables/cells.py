@@ -13,12 +13,6 @@ from benchmarks.tables.scores import score
 from gpclml import StackedGP
 from gpclml.tables import StackedPrediction
 
-__all__ = [
-    "DEVELOPMENT", "JUDGED", "METHODS", "STACK", "TEST_SHARE", "batch_label",
-    "most_in_batch", "run_cell", "run_cells", "sizes_of", "table_rows",
-]  # fmt: skip
-
-
 DEVELOPMENT = (
     "autompg", "bike", "challenger", "concreteslump", "fertility", "kin40k", "machine", "pendulum",
     "power", "pumadyn32nm", "stock", "wine-red", "yacht",

@@ -46,11 +46,6 @@ from gpclml.likelihoods import (
 from gpclml.models import GPClassification, GPCounts, LatentGP
 from gpclml.tables.comparing_classes import fitted_size
 
-__all__ = [
-    "AVERAGE", "CLASS_METHODS", "CLASS_PEERS", "COUNT_METHODS", "COUNT_PEERS", "MEMBERS",
-    "MULTICLASS_METHODS", "NegativeBinomials", "Task",
-]  # fmt: skip
-
 AVERAGE = "average"
 MEMBERS = ("matern", "rbf", "rbf-iso", "rq", "rbf+linear")
 """What the average is of."""

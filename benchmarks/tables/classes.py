@@ -30,11 +30,6 @@ from benchmarks.tables.peers import Peer, missing
 from benchmarks.tables.scores import Array, check_finite
 from benchmarks.tables.study import Methods, MostTest, Sizes, Splits
 
-__all__ = [
-    "CLASSES", "DEVELOPMENT", "JUDGED", "calibration_errors", "make_class_grid", "rank_among",
-    "run_class_cell", "score_classes", "score_counts", "task_rows",
-]  # fmt: skip
-
 DEVELOPMENT = (
     "birthwt", "contraception", "pima", "swiss-labor", "doctor-visits", "interlocks", "quine",
 )  # fmt: skip

@@ -18,8 +18,6 @@ from typer import Option
 
 from gpclml import StackedGP
 
-__all__ = ["KINDS", "coverage", "main"]
-
 KINDS: dict[str, tuple[float, float, float | None]] = {
     "poisson": (1.0, 1.0, None), "poisson, small": (-0.5, 1.0, None),
     "poisson, steep": (-1.0, 2.0, None), "overdispersed": (1.0, 1.0, 2.0),

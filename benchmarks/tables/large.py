@@ -30,8 +30,6 @@ from benchmarks.tables.scores import METRICS, Array, score
 from benchmarks.tables.study import Methods, Splits
 from gpclml.errors import ArgumentError, DataError
 
-__all__ = ["LARGE", "TABLES", "make_large_grid", "measure", "run_large_cell", "split_rows"]
-
 TABLES = ("kin40k", "protein", "pol", "tamielectric", "bike", "power", "naval", "kin8nm")
 
 PUBLISHED = {

@@ -33,8 +33,6 @@ from gpclml import (
 from gpclml.conditioning import NearestNeighbors, RandomHoldout
 from gpclml.tables import StackedPrediction
 
-__all__ = ["LARGE_METHODS", "OURS", "Effort", "LargeMethod", "VariationalGP"]
-
 Predict = Callable[[Array], StackedPrediction]
 
 OURS = (

@@ -30,8 +30,6 @@ from benchmarks.speed.steps import ExactRBF
 from benchmarks.tables.scores import Array, normal
 from gpclml.tables import StackedPrediction
 
-__all__ = ["PEERS", "Peer", "missing", "missing_packages"]
-
 Predict = Callable[[Array, Array, Array, int], StackedPrediction]
 
 _FOLDS = 5

@@ -18,12 +18,6 @@ from benchmarks.tables.cells import DEVELOPMENT, JUDGED, METHODS
 from benchmarks.tables.peers import PEERS
 from gpclml.errors import DataError
 
-__all__ = [
-    "case_means", "case_ranks", "corrected_error", "described", "draw_figure", "format_columns",
-    "over_tables", "ranks_by_size", "regrets", "sections", "size_of", "standing", "whole_rows",
-    "win_table",
-]  # fmt: skip
-
 KEY = ["table", "n", "split"]
 """What tells the rows apart that methods are compared on."""
 

@@ -12,8 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from gpclml.errors import NonFiniteError
 from gpclml.tables import StackedPrediction
 
-__all__ = ["METRICS", "Array", "attempt", "check_finite", "normal", "score"]
-
 METRICS = ("rmse", "nll", "crps", "coverage_50", "coverage_95")
 """The scores of a prediction."""
 

@@ -27,8 +27,6 @@ from benchmarks.tables.report import draw_figure, sections
 from benchmarks.tables.scores import METRICS
 from gpclml.errors import ArgumentError, UnknownNameError
 
-__all__ = ["STUDY", "Methods", "MostTest", "Sizes", "Splits", "make_grid"]
-
 _HALVES = {"development": DEVELOPMENT, "judged": JUDGED, "all": (*DEVELOPMENT, *JUDGED)}
 
 Sizes = Annotated[

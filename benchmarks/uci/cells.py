@@ -20,12 +20,6 @@ from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import fixed_loss
 from gpclml.models import GPRegression
 
-__all__ = [
-    "CONFIGURATION", "batch_label", "most_in_batch", "run_cell", "run_cells",
-    "training_rows",
-]  # fmt: skip
-
-
 CONFIGURATION = (
     "dataset", "n", "seed", "objective", "kernel", "mean", "optimizer", "steps", "lr",
     "held_out", "dtype", "device",

@@ -12,8 +12,6 @@ from matplotlib.ticker import NullLocator
 from benchmarks._figures import PALETTE, bare, legend_above, new_figure, save_figure
 from benchmarks.uci.tables import less_lml, means, ordered_objectives
 
-__all__ = ["draw_differences", "draw_figure"]
-
 _MOST_COLUMNS = 3
 _ROWS = {"rmse": "RMSE (sd of targets)", "nll": "NLL (nats per point)"}
 _STYLES = (

@@ -13,8 +13,6 @@ from benchmarks._options import check_device, check_known, check_positive
 from benchmarks.uci.training import objective_names, optimizer_for, uses_held_out
 from gpclml.errors import ArgumentError
 
-__all__ = ["STUDIES", "Product", "left_out_sizes", "make_grid", "named_products", "product_cells"]
-
 
 @dataclass(frozen=True)
 class Product:

@@ -38,8 +38,6 @@ from benchmarks.uci.tables import (
 )
 from gpclml.errors import ArgumentError
 
-__all__ = ["STUDY", "labelled", "sections"]
-
 _ABOUT_DIFFERENCES = (
     "Mean paired difference ± standard error. In bold: beyond two standard errors. `below 0 (p)`: "
     "data sets whose mean difference is below zero, of those where it is not zero, and the "

@@ -10,13 +10,6 @@ from typing import Any
 import pandas
 from scipy.stats import binomtest
 
-__all__ = [
-    "CELL", "JUDGED", "METRICS", "PUBLISHED_MEDIANS", "PUBLISHED_SHARE", "SETTINGS",
-    "difference_table", "labels", "less_lml", "less_plain", "mean_table",
-    "means", "ordered_objectives", "ordered_rows", "paired_differences", "published_table",
-    "seconds_table", "sign_test", "turning_table", "verdicts", "wide", "win_table",
-]  # fmt: skip
-
 CELL = ("dataset", "n", "kernel_label", "objective_label")
 """What tells the groups of seeds apart."""
 

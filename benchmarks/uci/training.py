@@ -24,13 +24,6 @@ from gpclml.kernels import DeepKernel
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
-__all__ = [
-    "DEFAULT_HELD_OUT", "KERNELS", "MEANS",
-    "make_objective", "noting_failed_fits", "objective_names", "optimizer_for", "train",
-    "uses_held_out",
-]  # fmt: skip
-
-
 DEFAULT_HELD_OUT = 0.1
 """The share for which ``"clml"`` leaves the choice of held-out points to the library."""
 

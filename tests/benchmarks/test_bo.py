@@ -1,7 +1,5 @@
 """Bayesian optimization: small runs end to end, what they are made of, and what is refused."""
 
-from __future__ import annotations
-
 import math
 import shlex
 

@@ -1,7 +1,5 @@
 """Classes and counts: tables of installed packages, scores, each method, a run and its report."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 

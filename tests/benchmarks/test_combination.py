@@ -1,7 +1,5 @@
 """Weights of a combination of models, against refitted models and the steps of autograd."""
 
-from __future__ import annotations
-
 import math
 
 import gpytorch

@@ -1,7 +1,5 @@
 """Labelled images and head poses: what is read from the original formats."""
 
-from __future__ import annotations
-
 import gzip
 from io import BytesIO
 

@@ -1,7 +1,5 @@
 """Regression tables by name: the registry, files in the layout of each, published splits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

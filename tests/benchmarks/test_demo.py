@@ -1,7 +1,5 @@
 """The demonstration: turned digits, scores of each method, and what the command leaves and says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

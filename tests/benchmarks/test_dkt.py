@@ -1,7 +1,5 @@
 """The few-shot benchmark: digits end to end, how models are trained, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """The few-shot baselines: their formulas by hand, and that they learn what tasks have in common."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Where the tasks of the few-shot benchmark come from: real files, and small made ones."""
 
-from __future__ import annotations
-
 import gzip
 
 import numpy

@@ -1,7 +1,5 @@
 """Regression tasks of images: turned views, and heads along a path."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

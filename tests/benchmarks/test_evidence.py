@@ -1,7 +1,5 @@
 """The studies of networks: small runs of each, end to end, and what is refused."""
 
-from __future__ import annotations
-
 import math
 
 import pandas

@@ -1,7 +1,5 @@
 """Images read from disk: what the files hold, and the memory of a step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Wrong arguments at the public API: results, or errors that say what is wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 

@@ -1,7 +1,5 @@
 """Affine versions of images, averaged networks, and what the evidence says of ranges."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Toy models of Lotfi et al. (2022): what experiments of the ledger compute of them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Problems of Lyle et al. (2020): the models, their evidence, and the bound by training speed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression

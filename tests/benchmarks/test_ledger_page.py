@@ -1,7 +1,5 @@
 """The page of the ledger: its headline, its order, and what stands below a negative verdict."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """Coordinate ascent on the bound: the published figures, tempering, and interruption."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

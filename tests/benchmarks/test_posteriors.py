@@ -1,7 +1,5 @@
 """The comparison of Laplace posteriors on digits, one small network."""
 
-from __future__ import annotations
-
 import pandas
 import typer
 from typer.testing import CliRunner

@@ -1,7 +1,5 @@
 """Grids of cells: what is computed, kept, computed again; batches, workers, kills, interrupts."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

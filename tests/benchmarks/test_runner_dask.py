@@ -1,7 +1,5 @@
 """Sweeps on a real Dask cluster of two worker processes."""
 
-from __future__ import annotations
-
 import site
 import socket
 import threading

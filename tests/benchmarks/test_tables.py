@@ -1,7 +1,5 @@
 """Tables: small runs end to end, scores beside draws, and what the report makes of cells."""
 
-from __future__ import annotations
-
 import shlex
 
 import gpytorch

@@ -1,7 +1,5 @@
 """Large tables: each method on few rows, cells that fail, a run and its report."""
 
-from __future__ import annotations
-
 import shlex
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which points are held out and given, how often, and partitions of points into batches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Layers of all kinds against gradients one by one: recorded, exact by other ways, or refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The Laplace evidence against laplace-torch, where that is installed."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

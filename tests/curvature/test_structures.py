@@ -1,7 +1,5 @@
 """Every structure of the curvature against dense references, in float64."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -4,8 +4,6 @@ On machines without one the GPU is pretended: the CPU computes its values, and w
 refuse raises. Where there is one, ``pytest -m cuda`` runs the same on it.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import gpytorch

@@ -1,7 +1,5 @@
 """What a GPU does in its own way: inverses by halves, recorded losses, sizes that it refuses."""
 
-from __future__ import annotations
-
 import gc
 import math
 import weakref

@@ -1,7 +1,5 @@
 """Data and models that are compared."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

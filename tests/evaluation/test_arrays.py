@@ -1,7 +1,5 @@
 """Scores take numpy arrays and pandas objects where they take tensors."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pandas as pd

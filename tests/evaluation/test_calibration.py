@@ -1,7 +1,5 @@
 """Calibration error and temperature."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

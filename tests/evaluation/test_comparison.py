@@ -1,7 +1,5 @@
 """Comparisons: their table, what they refuse, findings, sentences, and models that fail."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

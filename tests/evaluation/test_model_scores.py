@@ -1,7 +1,5 @@
 """Scores of single models against definitions, refits and the functions of gpclml.evaluation."""
 
-from __future__ import annotations
-
 import gpytorch
 import pytest
 import torch

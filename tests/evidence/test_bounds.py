@@ -1,7 +1,5 @@
 """PAC-Bayes bounds: exact probabilities of failure of hypotheses about a coin, and equations."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

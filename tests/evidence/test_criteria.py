@@ -1,7 +1,5 @@
 """Information criteria: by definition, and against the LOO of a linear model."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import sys

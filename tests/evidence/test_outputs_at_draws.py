@@ -1,7 +1,5 @@
 """Outputs at draws of weights, of layers that PyTorch's transforms have no rules for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Draws of weights and densities averaged over them, against linear models in closed form."""
 
-from __future__ import annotations
-
 import functools
 import math
 

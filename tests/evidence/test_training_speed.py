@@ -1,7 +1,5 @@
 """Training speed of exact GPs against refitted prefixes, and of training loops by plain sums."""
 
-from __future__ import annotations
-
 import math
 
 import gpytorch

@@ -1,7 +1,5 @@
 """The line search as an optimizer of BoTorch's fits, and the models that these may meet."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Many fits at once: each as it would be alone, and what happens where one fails."""
 
-from __future__ import annotations
-
 import copy
 
 import gpytorch

@@ -1,7 +1,5 @@
 """Networks that are trained as far as held-out data support it, and starts of ``"deep"``."""
 
-from __future__ import annotations
-
 import copy
 
 import gpytorch

@@ -1,7 +1,5 @@
 """Networks: the mode of the weights, hyperparameters, both together, and data from loaders."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood

@@ -1,7 +1,5 @@
 """Line searches: the vector that they move in, where they end, and what they say of it."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings

@@ -1,7 +1,5 @@
 """The script of the guide, in two processes that Gloo joins on this machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

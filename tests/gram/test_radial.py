@@ -1,7 +1,5 @@
 """Functions of distance: value by definition, gradients by finite differences, hard inputs."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The normal of predictions is GPyTorch's in everything but absolute bounds."""
 
-from __future__ import annotations
-
 import math
 
 import gpytorch

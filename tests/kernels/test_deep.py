@@ -1,7 +1,5 @@
 """Kernels and means on the features of networks."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

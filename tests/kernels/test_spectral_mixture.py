@@ -1,7 +1,5 @@
 """Spectral mixture kernels: the joint one, and starts from the data."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

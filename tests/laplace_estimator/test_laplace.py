@@ -1,7 +1,5 @@
 """Laplace posteriors of networks: predictions by hand, their calibration, files, wrong input."""
 
-from __future__ import annotations
-
 import copy
 import math
 

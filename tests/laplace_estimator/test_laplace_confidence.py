@@ -1,7 +1,5 @@
 """How sure Laplace posteriors of classifiers are: against the network alone, on real data."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import namedtuple

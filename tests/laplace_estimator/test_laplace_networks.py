@@ -1,7 +1,5 @@
 """Laplace posteriors of networks as users have them: frozen, adapted, unused, binary, bfloat16."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Laplace posteriors of regressions in other units of the targets, and scales that do not fit."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

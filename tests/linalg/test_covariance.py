@@ -1,7 +1,5 @@
 """Every kind of covariance answers as the matrix that it stands for, by brute force."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Cholesky factors: their precision, jitter and errors, and matrices made of them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from linear_operator.utils.errors import NanError, NotPSDError

@@ -1,7 +1,5 @@
 """Densities of kernels in closed form: what autograd asks of them, and where there is no factor."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, RQKernel, ScaleKernel

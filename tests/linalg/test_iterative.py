@@ -1,7 +1,5 @@
 """Conjugate gradients: densities, their errors, products by rows, preconditioners."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import replace

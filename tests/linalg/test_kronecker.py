@@ -1,7 +1,5 @@
 """Several tasks at the same points: their densities in models, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 
 import gpytorch

@@ -15,8 +15,6 @@ import socket
 import sys
 from typing import Any
 
-__all__ = ["NetworkRefusedError", "refusals"]
-
 refusals: list[str] = []
 """What was refused, in words: the fixture that reads it fails a test that hides the error."""
 

@@ -1,7 +1,5 @@
 """Backbones: their start, and the first block in one pass against its layers one by one."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

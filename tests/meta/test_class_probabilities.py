@@ -1,7 +1,5 @@
 """Probabilities of classes against their definition, and the temperature of tasks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.distributions import Normal

@@ -1,7 +1,5 @@
 """Deep Kernel Transfer: against explicit Gaussians of each way of each task, in any units."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Trained models in files: the same predictions bit for bit, and refusals by name."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel

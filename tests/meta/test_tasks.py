@@ -1,7 +1,5 @@
 """Few-shot tasks: classification from images, and regression."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Tasks of different sizes in one batch: objectives and predictions are those of each alone."""
 
-from __future__ import annotations
-
 import math
 
 import gpytorch

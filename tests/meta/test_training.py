@@ -1,7 +1,5 @@
 """Training on tasks: it learns, resumes, keeps its best look, and refuses other checkpoints."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Models, data and strategies that tests of the conditional objective share."""
 
-from __future__ import annotations
-
 import gpytorch
 import torch
 from gpytorch.priors import GammaPrior, NormalPrior

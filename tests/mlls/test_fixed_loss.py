@@ -4,8 +4,6 @@ The cases of ``record.json`` say so for every kernel, structure and conditioning
 that a closed form could be mistaken in.
 """
 
-from __future__ import annotations
-
 import gpytorch
 import pytest
 import torch

@@ -3,8 +3,6 @@
 On a CPU reads are free and taken at once; these tests have the objective believe that they are not.
 """
 
-from __future__ import annotations
-
 import gpytorch
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The Laplace evidence of networks: exact evidence, dense references, finite differences."""
 
-from __future__ import annotations
-
 import math
 
 import gpytorch

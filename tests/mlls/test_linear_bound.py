@@ -1,7 +1,5 @@
 """The evidence lower bound of linear models: against its definition, the evidence, and memory."""
 
-from __future__ import annotations
-
 import math
 
 import gpytorch

@@ -1,7 +1,5 @@
 """Values and gradients of many models and objectives are those of the stored record."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from record_cases import CASES, FLOAT32, FLOAT64, differences, evaluate, read, tolerance

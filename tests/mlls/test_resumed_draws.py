@@ -1,7 +1,5 @@
 """An objective that is loaded from a state_dict draws on from where it was saved."""
 
-from __future__ import annotations
-
 import gpytorch
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What objectives and fits say of the way in which they are computed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from botorch.models import KroneckerMultiTaskGP, SingleTaskGP

@@ -1,7 +1,5 @@
 """Our objective in the place of GPyTorch's: what its and BoTorch's users do with it works."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from functools import partial

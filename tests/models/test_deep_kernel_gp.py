@@ -1,7 +1,5 @@
 """DeepKernelGP as a BoTorch model: posteriors, states, conditioning, fantasies and fits."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """The linearized network as a GP: its parts, and its evidence beside the Laplace evidence."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, SoftmaxLikelihood

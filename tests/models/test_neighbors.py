@@ -1,7 +1,5 @@
 """Posteriors given the nearest training points: equal to exact ones, differentiable, kept."""
 
-from __future__ import annotations
-
 import copy
 
 import gpytorch

@@ -1,7 +1,5 @@
 """A float32 model predicts as the same model in float64, at hyperparameters that fits end at."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

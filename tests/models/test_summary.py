@@ -1,7 +1,5 @@
 """Hyperparameters as a table: names, units, batches, networks, and what notebooks show."""
 
-from __future__ import annotations
-
 import gpytorch
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """Predictions do not depend on the units of targets and inputs."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

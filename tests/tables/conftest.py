@@ -1,7 +1,5 @@
 """A real table with all that tables have, and the commands run on it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sklearn.datasets import load_diabetes

@@ -1,7 +1,5 @@
 """Class probabilities by the Laplace bridge."""
 
-from __future__ import annotations
-
 import torch
 
 from gpclml.laplace.calibration import bridged

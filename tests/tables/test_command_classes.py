@@ -1,7 +1,5 @@
 """The commands for a target of classes: told from its values, compared, fitted, predicted."""
 
-from __future__ import annotations
-
 import json
 import re
 

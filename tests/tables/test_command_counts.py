@@ -1,7 +1,5 @@
 """The commands for a target of counts: asked for, compared, fitted, predicted."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

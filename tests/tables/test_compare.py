@@ -1,7 +1,5 @@
 """What gpclml compare prints and leaves behind, also where models fail or a package is missing."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

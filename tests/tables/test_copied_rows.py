@@ -1,7 +1,5 @@
 """Rows that are there several times are one observation, unless they were measured anew."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

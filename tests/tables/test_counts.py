@@ -1,7 +1,5 @@
 """Counts: the average of their models, the estimator of scikit-learn on request, bad input."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The commands fit and predict, and the models that they fit."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The command writes its folder as a whole, goes on where it was stopped, and harms no other."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

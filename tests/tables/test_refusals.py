@@ -1,7 +1,5 @@
 """Wrong input ends with a sentence, no name reaches a terminal as controls, no damage is unseen."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """The estimator of scikit-learn: its own checks, tables with categories, files, bad input."""
 
-from __future__ import annotations
-
 import pickle
 import warnings
 

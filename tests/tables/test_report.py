@@ -1,7 +1,5 @@
 """The report of a comparison: scores, the choice, and the page, safe whatever a table says."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

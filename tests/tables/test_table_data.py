@@ -1,7 +1,5 @@
 """Rows of a table: targets, times, splits, what is said of them, and how columns become inputs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

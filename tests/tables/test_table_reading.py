@@ -1,7 +1,5 @@
 """Tables are read from files; files that hold no table are refused with a message."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import sys

@@ -1,7 +1,5 @@
 """Inputs that new rows lack, levels that no training row has, codes and wild cells."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

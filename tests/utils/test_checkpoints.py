@@ -1,7 +1,5 @@
 """Checkpoints: no damage goes unseen, none that is of something else is gone on with."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

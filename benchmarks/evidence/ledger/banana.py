@@ -22,8 +22,6 @@ from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
-__all__ = ["EXPERIMENT"]
-
 _SOURCE, _TRAININGS = "Immer et al. 2021, Figure 3", ("online", "weak")
 _FITTED = 0.97  # of the training points, with the weak prior
 

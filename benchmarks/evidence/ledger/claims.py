@@ -13,13 +13,8 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata, spearmanr
 
-from benchmarks._tables import mean_and_error, with_error
-
-__all__ = [
-    "AtLeast", "Claim", "Experiment", "Verdict", "array", "claims_by", "differs", "graded",
-    "listed", "mean_and_error", "rank_correlation_rows", "rank_correlations",
-    "rank_interval", "together", "with_error",
-]  # fmt: skip
+from benchmarks._tables import mean_and_error
+from benchmarks._tables import with_error as with_error  # for the experiments
 
 Verdict = Literal["reproduced", "partly", "not"]
 

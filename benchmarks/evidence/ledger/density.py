@@ -16,8 +16,6 @@ from gpclml.evaluation import log_marginal_likelihood
 from gpclml.kernels import PolynomialFeatures
 from gpclml.models import BayesianLinearModel
 
-__all__ = ["EXPERIMENT"]
-
 _NUM_TRAIN, _NUM_ALL = 40, 1000
 # Mean and variance of priors in the authors' notebook, with the LML printed there.
 _PRIORS = {

@@ -39,8 +39,6 @@ from gpclml.linalg.gaussians import DiagonalFamily, FullFamily, LowRankFamily
 from gpclml.mlls import LinearEvidenceLowerBound
 from gpclml.models import BayesianLinearModel
 
-__all__ = ["FAMILIES", "IMPORTANCE", "SWEEP", "TEMPERING", "learned_bound", "published_run"]
-
 NUM_DATA, NUM_FEATURES, NOISE, EPSILON = 20, 1024, 0.1, 1e-6
 
 

@@ -43,8 +43,6 @@ from gpclml.curvature import FunctionSpaceCurvature
 from gpclml.fit import fit_online
 from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 
-__all__ = ["AFFINE", "BOUNDS", "large_images", "mini_net"]
-
 _SIZE, _BOUNDS_SOURCE = 28, "Immer et al. 2023"
 
 _FRACTIONS = (0.05, 0.1, 0.2, 0.5)

@@ -22,8 +22,6 @@ from benchmarks.evidence.training import (
 )
 from gpclml.fit import fit_online
 
-__all__ = ["EXPERIMENT", "MODELS"]
-
 MODELS = (
     *(f"mlp-{width}x{depth}" for width in (4, 8, 16, 32, 64, 128) for depth in (1, 2, 3, 4)),
     *(f"cnn-{width}x{depth}" for width in (2, 4, 8, 16) for depth in (1, 2, 3)),

@@ -41,8 +41,6 @@ from gpclml.kernels import FourierFeatures
 from gpclml.linalg.gaussians import linear_posterior
 from gpclml.models import BayesianLinearModel
 
-__all__ = ["CRITERIA", "CURVES", "FOURIER", "fourier_data"]
-
 _MODELS = {"M3": (3, 0), "M9": (9, 0), "M9c": (9, 2)}  # frequencies d; prior variance 1 / d^this
 _TEXT = (9, 4)  # M9c by the paper's text: 1 / d² is the deviation
 _TEXT_LML = 71.472035

@@ -38,8 +38,6 @@ from gpclml.evaluation import (
 )
 from gpclml.models import GPRegression
 
-__all__ = ["LENGTHSCALE", "SHAPE"]
-
 _TRUE_LENGTHSCALE, _PLACES = 4.0, 150
 _NOISES = {0.2: 100, 0.04: 100}  # variances, and the number of data sets
 _LOWEST, _HIGHEST = 0.2, 20.0

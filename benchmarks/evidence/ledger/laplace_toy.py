@@ -17,8 +17,6 @@ from torch import Tensor
 from benchmarks.evidence.ledger.claims import Claim, Experiment, claims_by, graded, with_error
 from gpclml.evidence.sampling import log_mean
 
-__all__ = ["EXPERIMENT", "laplace_evidence", "true_evidence"]
-
 _TRUE_WEIGHT = -1.0
 Values = NDArray[np.float64]
 

@@ -27,8 +27,6 @@ from benchmarks.evidence.ledger.claims import (
 )
 from benchmarks.uci.published import run_published
 
-__all__ = ["DEEP_KERNELS", "FEW_SHOT", "PUBLISHED_DEEP_KERNELS"]
-
 _BENCHMARKS = Path(__file__).parents[2]
 _SHARE = 0.1  # held out where m = .9 n
 _SMALL = 300  # the most points of which the paper calls its gains clear

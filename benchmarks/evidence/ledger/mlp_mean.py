@@ -35,8 +35,6 @@ from gpclml.fit import fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
-__all__ = ["EXPERIMENT"]
-
 _MEANS = {
     "constant": "constant mean", "lml": "network, trained by the LML",
     "clml": "network, trained by the CLML",

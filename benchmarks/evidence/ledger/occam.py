@@ -25,8 +25,6 @@ from benchmarks.evidence.ledger.claims import (
 from gpclml.evaluation import log_marginal_likelihood
 from gpclml.models import BayesianLinearModel
 
-__all__ = ["EXPERIMENT"]
-
 _COLUMNS, _TRUE, _NOISE = 8, 3, 0.25
 _DIMENSIONS, _INTRINSIC, _SPREAD = 10, 5, 0.1
 _SIZES = (20, 50, 100, 200, 500, 1000, 2000)

@@ -20,8 +20,6 @@ from gpclml.curvature import Full
 from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 
-__all__ = ["EXPERIMENT", "SETTINGS", "curve", "train_every_epoch"]
-
 _STARTS = (1e-3, 1.0, 100.0)
 _DELTAS = tuple(10.0**power for power in range(-3, 3))
 _WITHIN, _NEAR = 0.02, 0.05  # nats a point, of evidences and of test densities

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["CHECKED", "INDEX", "OUT_OF_REACH", "REASONS"]
-
 
 def _figures(*numbers: int) -> tuple[str, ...]:
     return tuple(f"Figure {number}" for number in numbers)

@@ -21,8 +21,6 @@ from benchmarks.evidence.ledger.claims import (
 )
 from gpclml.evidence.bounds import evidence_bound, mcallester_bound
 
-__all__ = ["EXPERIMENT"]
-
 _WIDTHS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 # Losses of clipped probabilities: bounds need a bounded loss.
 _RANGE = (-math.log(0.95), -math.log(0.05))

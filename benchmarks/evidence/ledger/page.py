@@ -39,11 +39,6 @@ from benchmarks.evidence.ledger.out_of_reach import CHECKED, INDEX, OUT_OF_REACH
 from benchmarks.runner import canonical_json, load_commands, load_failures, load_rows
 from gpclml.errors import DataError, UnknownNameError
 
-__all__ = [
-    "EXPERIMENTS", "PAPERS", "Cells", "chosen_experiments", "headline", "is_rows",
-    "ledger_cells", "write_page", "write_rows",
-]  # fmt: skip
-
 PAPERS: Mapping[str, tuple[Experiment, ...]] = MappingProxyType(
     {
         "Lotfi et al. 2022": (

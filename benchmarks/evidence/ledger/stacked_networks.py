@@ -24,8 +24,6 @@ from gpclml.kernels.networks import MLP, StackedNetwork
 from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
-__all__ = ["Networks", "function_variance", "objective", "train_fixed", "train_online"]
-
 _WIDTH, _RATES, _BURN_IN = 50, (1e-2, 1e-5), 100
 _ROWS_AT_ONCE = 8192  # of all networks of a product: 50 activations of each stay in the cache
 

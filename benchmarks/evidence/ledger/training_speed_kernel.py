@@ -30,8 +30,6 @@ from benchmarks.evidence.training import image_source, images
 from gpclml.evaluation import log_marginal_likelihood
 from gpclml.models import BayesianLinearModel
 
-__all__ = ["KERNELS", "NTK", "tangent_kernel"]
-
 _HIDDEN, _CONVOLUTIONS = 2, 3
 _PAIRS = 2**21  # entries of one chunk of covariances of positions
 

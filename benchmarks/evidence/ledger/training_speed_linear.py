@@ -46,8 +46,6 @@ from gpclml.kernels import RandomFourierFeatures
 from gpclml.linalg.gaussians import linear_posterior
 from gpclml.models import BayesianLinearModel
 
-__all__ = ["COMBINATION", "LINEAR", "PROBLEMS", "expected_curves", "linear_models"]
-
 PROBLEMS = {
     "variance": "prior variance",
     "frequency": "lengthscale / median distance",

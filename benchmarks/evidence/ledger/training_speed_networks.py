@@ -33,8 +33,6 @@ from benchmarks.evidence.training import CLASSES, Images, image_source, images, 
 from gpclml.evidence.training_speed import SumOfTrainingLosses
 from gpclml.kernels.networks import MLP
 
-__all__ = ["NETWORKS", "SUBNETWORKS"]
-
 _ARCHITECTURES = (
     "mlp-32x1", "mlp-128x1", "mlp-512x1", "mlp-128x3", "cnn-4x1", "cnn-8x1", "cnn-8x2", "cnn-16x2",
 )  # fmt: skip

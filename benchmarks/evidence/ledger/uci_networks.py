@@ -32,8 +32,6 @@ from benchmarks.evidence.ledger.stacked_networks import (
 )
 from gpclml.models import Standardizer
 
-__all__ = ["EVERY_EPOCH", "EXPERIMENT", "PUBLISHED"]
-
 PUBLISHED: Mapping[str, tuple[tuple[float, float], ...]] = {
     "yacht": ((2.30, 0.02), (1.01, 0.05), (5.89, 1.25), (2.43, 0.61), (1.48, 0.07)),
     "energy": ((1.02, 0.05), (0.82, 0.03), (0.55, 0.11), (0.73, 0.15), (0.53, 0.02)),

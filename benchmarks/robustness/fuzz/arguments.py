@@ -58,8 +58,6 @@ from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork, Standardizer
 from gpclml.tables import StackedGP
 
-__all__ = ["ARGUMENTS", "CALLS"]
-
 # fmt: off
 CALLS: Mapping[str, Callable] = {
     "conditioning.HeldOut": lambda blocks: gpclml.conditioning.HeldOut(

@@ -14,8 +14,6 @@ from typing import Any
 import gpclml
 from benchmarks.robustness.fuzz.arguments import ARGUMENTS, CALLS
 
-__all__ = ["EXAMPLES", "Example", "public_callables", "without_example"]
-
 _NO_ROOMS = {"curvature", "gram", "inference", "linalg"}  # trust their callers
 _MODULES = (
     "gpclml.evidence.bounds", "gpclml.evidence.sampling", "gpclml.evidence.training_speed",

@@ -25,8 +25,6 @@ from torch import Tensor
 from benchmarks.robustness.fuzz.examples import EXAMPLES, Example
 from gpclml.errors import ArgumentError, DataError
 
-__all__ = ["OUTCOMES", "fuzz", "kinds_table", "perform", "raw_table", "run", "wrong_arguments"]
-
 OUTCOMES = ("result", "typed", "signature", "memory", "raw", "hang")
 """What may come of a call: see :func:`run`."""
 
