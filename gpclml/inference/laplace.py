@@ -70,7 +70,7 @@ _MOST_STEPS = 100  # of Newton's method, which takes about five
 _LAST_GAIN, _LAST_SLOW_GAIN = 1e-12, 1e-20
 _MATRICES = 9  # n x n at the peak of an evaluation with its gradient
 _NUMBERS_AT_ONCE = 1 << 22  # in the covariances of a batch of blocks
-_MOST_SWEEPS, _LEAST_CHANGE = 500, 1e-8  # of expectation propagation
+_MOST_SWEEPS, _LEAST_CHANGE, _ROUNDED_CHANGE = 500, 1e-8, 1e-6  # of expectation propagation
 _LAST_SITES = 5
 _GROWS = 2.0  # by which a change that is worse than the last is greater
 _LEAST_VARIANCE = 1e-300
@@ -409,7 +409,8 @@ def find_sites(
                 torch.where(observed, x, 0.0) for x in (new_precision, new_shift, moved, log_mass)
             )
         last, change = change, moved.max().item()
-        if change < _LEAST_CHANGE:
+        # Where latent values have a scale of some thousands the last digits are rounding.
+        if change < _LEAST_CHANGE or last <= change < _ROUNDED_CHANGE:
             return Sites(
                 mean, weights, precision, shift, prior_mean, curvature, cavity_mean,
                 cavity_variance, log_mass,

@@ -370,6 +370,17 @@ def test_expectation_propagation_has_the_moments_of_quadrature(name, scale):
         assert ((mode.latent - mean) / deviation).abs().max().item() > 5 * error
 
 
+def test_sites_end_at_the_rounding_of_large_scales():
+    x, _ = drawn("poisson", 60)
+    y = torch.poisson(torch.full((60,), 300.0), generator=torch.Generator().manual_seed(0)).double()
+    K = 5e3 * (-0.5 * torch.cdist(x, x).square() / 0.3**2).exp()
+    density, zeros = target_density(LogPoissonLikelihood()), torch.zeros(60, dtype=torch.float64)
+    mode = find_mode(K, zeros, density, y)
+    sites = find_sites(K, zeros, density, y, None, mode.sites)
+    # So many counts make the posterior normal.
+    torch.testing.assert_close(sites.latent, mode.latent, rtol=0.0, atol=0.01)
+
+
 def test_sites_that_count_nowhere_stay_empty_and_batches_are_stacks():
     x, y = drawn("probit", 12)
     K = 30 * (-0.5 * torch.cdist(x, x).square() / 0.3**2).exp()
