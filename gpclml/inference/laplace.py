@@ -71,7 +71,7 @@ _LAST_GAIN, _LAST_SLOW_GAIN = 1e-12, 1e-20
 _MATRICES = 9  # n x n at the peak of an evaluation with its gradient
 _NUMBERS_AT_ONCE = 1 << 22  # in the covariances of a batch of blocks
 _MOST_SWEEPS, _LEAST_CHANGE, _ROUNDED_CHANGE = 500, 1e-8, 1e-6  # of expectation propagation
-_LAST_SITES = 5
+_LAST_SITES, _RIDGE = 5, 1e-12
 _GROWS = 2.0  # by which a change that is worse than the last is greater
 _LEAST_VARIANCE = 1e-300
 _LEAST_CURVATURE = 1e-13  # where it divides
@@ -357,12 +357,17 @@ def _extrapolated(sites: list[Tensor], moves: list[Tensor], step: float, unit: T
     ahead = sites[-1] + step * moves[-1]
     if len(sites) == 1:
         return ahead
-    turns = torch.stack([b - a for a, b in pairwise(moves)], -1)
-    ways = torch.stack([b - a for a, b in pairwise(sites)], -1) + step * turns
-    weighted = (unit * moves[-1]).unsqueeze(-1)
-    # On the CPU, whose solver takes turns that depend on each other.
-    shares = torch.linalg.lstsq((unit.unsqueeze(-1) * turns).cpu(), weighted.cpu()).solution
-    return ahead - (ways @ shares.to(unit)).squeeze(-1)
+    turns = torch.stack([b - a for a, b in pairwise(moves)], -2)  # (*batch, k, 2 n)
+    ways = torch.stack([b - a for a, b in pairwise(sites)], -2) + step * turns
+    turns = unit.unsqueeze(-2) * turns
+    size = turns.square().sum(-1, keepdim=True).sqrt().clamp_min(_LEAST_VARIANCE)
+    turns = turns / size
+    # Sums of products: LAPACK's least squares have other last bits in each call.
+    products = (turns.unsqueeze(-2) * turns.unsqueeze(-3)).sum(-1)
+    products.diagonal(dim1=-2, dim2=-1).add_(_RIDGE)
+    along = (turns * (unit * moves[-1]).unsqueeze(-2)).sum(-1, keepdim=True)
+    shares = torch.linalg.solve(products, along) / size
+    return ahead - (shares * ways).sum(-2)
 
 
 @torch.no_grad()
