@@ -130,7 +130,7 @@ class Conditioning(ABC):
         Raises:
             ArgumentError: If there are none.
         """
-        if type(num_data) is not int or num_data < 1:  # a step of a fit needs no more than this
+        if type(num_data) is not int or num_data < 1:  # cheap, since each step comes here
             check_counts(num_data=num_data)
         # On the CPU, so that a seed gives the same draw on every device.
         rows = torch.arange(int(num_data))

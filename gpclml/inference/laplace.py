@@ -80,8 +80,8 @@ _SHORTEST = 1e-8  # share of a step that is tried before a mode is given up
 Approximation = Literal["laplace", "ep"]
 """Laplace's approximation, or expectation propagation."""
 
-Starts = dict[int, tuple[Tensor, ...]]
-"""What modes or sites were found before, by the number of points, to start from."""
+Starts = dict[tuple[str | int, ...], tuple[Tensor, ...]]
+"""Modes or sites that were found before, by approximation and shape of targets, to start from."""
 
 
 class _Curvature:
@@ -595,9 +595,9 @@ class LatentCovariance(ExactCovariance):
             UnsupportedError: Expectation propagation, and the log density is not concave, as of a
                 Student-t.
         """
-        n = self.shape[-1]
-        approximated = self._approximated(slice(None), self._starts.get(n))
-        self._starts[n] = approximated.start
+        key = self.approximation, *self.targets.shape
+        approximated = self._approximated(slice(None), self._starts.get(key))
+        self._starts[key] = approximated.start
         return approximated
 
     def _approximated(self, rows: Any, start: tuple[Tensor, ...] | None) -> Mode | Sites:

@@ -547,11 +547,14 @@ def training_observations(
     return approximated_as(model, observations(likelihood, prior, targets, *params, **kwargs))
 
 
-def approximated_as(model: torch.nn.Module, data: Observations) -> Observations:
-    """Observations that are not Gaussian, approximated as their model has it."""
+def approximated_as(
+    model: torch.nn.Module, data: Observations, approximation: str | None = None
+) -> Observations:
+    """Observations that are not Gaussian, approximated as their model has it or as is asked."""
     if data.is_gaussian:
         return data
-    return replace(cast(Any, data), approximation=getattr(model, "approximation", "laplace"))
+    approximation = approximation or getattr(model, "approximation", "laplace")
+    return replace(cast(Any, data), approximation=approximation)
 
 
 def likelihood_parameters(model: ExactGP, likelihood: Likelihood) -> tuple[Tensor, ...]:

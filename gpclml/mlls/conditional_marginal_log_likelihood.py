@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import gpytorch
 import torch
@@ -36,12 +36,16 @@ from gpclml.inference.observations import (
     Observations,
     Road,
     Solver,
+    approximated_as,
     missing_targets,
     observations,
     training_observations,
 )
 from gpclml.linalg import IterativeReport
 from gpclml.mlls._terms import check_train_mode, plus_priors
+
+if TYPE_CHECKING:
+    from gpclml.inference.laplace import Starts
 
 _DEFAULT = RandomHoldout(0.1)
 
@@ -152,9 +156,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         self.conditioning = copy.deepcopy(conditioning) if is_own else conditioning
         self.seed = seed
         self._generator = seeded(seed)
-        # Of the modes or sites that a line search goes through.
-        self._starts: dict[int, tuple[Tensor, ...]] = {}
-        self._approximation: str | None = None  # that of the model
+        self._starts: Starts = {}  # of the modes or sites that a line search goes through
+        self._approximation: str | None = None  # in place of the model's
 
     @checked(late=True)
     def forward(
@@ -182,20 +185,21 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
             ArgumentError: If more points are asked for than there are, or more memory; if the
                 model standardizes its targets and these are not standardized.
         """
-        if hasattr(self.model, "check_targets"):  # which are in other units than the model's
+        if hasattr(self.model, "check_targets"):  # it refuses targets in original units
             cast(Any, self.model).check_targets(target)
         checked = reads_are_free(target.device)
         data = observations(
             self.likelihood, function_dist, target, *params, checked=checked, **kwargs
         )
         if not data.is_gaussian:
-            data = self._approximated(data)
+            data = approximated_as(self.model, data, self._approximation)
         conditioning = self.conditioning or _DEFAULT
         # In eval mode the output is a posterior, of which all targets are scored.
         if not self.model.training:
             conditioning = LastPoints(m=0)
         split = data.split(conditioning, self._generator)
-        redrawn = data.missing is not None and conditioning.redraws  # it matters there alone
+        # Redrawn blocks count their targets otherwise only where some are missing.
+        redrawn = data.missing is not None and conditioning.redraws
         return self.objective_at(data, split, redrawn=redrawn)
 
     def redrawn_objective(self) -> Tensor:
@@ -271,13 +275,9 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         check_train_mode(model)
         data: Any = training_observations(model, self.likelihood, **kwargs)
         if not data.is_gaussian:  # a line search finds modes near those of its last step
-            data = replace(self._approximated(data), starts=self._starts)
+            data = approximated_as(model, data, self._approximation)
+            data = replace(cast(Any, data), starts=self._starts)
         return -self.objective_at(data, self._fixed_split(data))
-
-    def _approximated(self, data: Any) -> Any:
-        """Targets that are not Gaussian with the approximation of their model."""
-        approximation = self._approximation or getattr(self.model, "approximation", "laplace")
-        return replace(data, approximation=approximation)
 
     def train(self, mode: bool = True) -> Self:
         """As of any module; neighbours are looked up anew after it, and dropped in eval mode."""
@@ -324,8 +324,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
             return neighbors_road(prior.lazy_covariance_matrix, size)
         with torch.no_grad():
             data = training_observations(model, self.likelihood)
-            if not data.is_gaussian:
-                data = self._approximated(data)
+            data = approximated_as(model, data, self._approximation)
             split = data.split(copy.deepcopy(self.conditioning or _DEFAULT), seeded(self.seed))
             observed, blocks = data.at(split)
             return observed.road(self.solver, blocks)

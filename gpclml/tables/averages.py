@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -29,7 +30,7 @@ _LEAST_VARIANCE = 1e-12  # of latent values, whose moments are rounded
 
 
 @dataclass(eq=False, repr=False)
-class ModelAverage:
+class ModelAverage(ABC):
     """Models of the targets of a table by kernel, fitted each by itself.
 
     Attributes:
@@ -55,9 +56,9 @@ class ModelAverage:
         return [self.targets]
 
     @staticmethod
+    @abstractmethod
     def untrained(name: str, x: Tensor, y: Tensor) -> LatentGP:
         """A model with the kernel of that name."""
-        raise NotImplementedError
 
     def fit(self, names: Sequence[str], n_jobs: int | None, progress: bool | None) -> None:
         """Fits the models of these kernels; a warning says which are left out.

@@ -113,12 +113,12 @@ def test_fit_and_predict(gpclml, csv, tmp_path):
     new.to_csv(tmp_path / "new.csv", index=False)
     result = gpclml("predict", out, tmp_path / "new.csv", "--out", tmp_path / "p.csv")
     assert result.exit_code == 0, result.output
-    found = pandas.read_csv(tmp_path / "p.csv")
+    written = pandas.read_csv(tmp_path / "p.csv")
     regressor = Regressor(counts=True).fit(frame.drop(columns="visits"), frame["visits"])
     mean, std, limits = regressor.predict(new, return_std=True, quantiles=(0.05, 0.95))
-    np.testing.assert_allclose(found["mean"], mean, rtol=1e-6)
-    np.testing.assert_allclose(found["standard_deviation"], std, rtol=1e-6)
-    np.testing.assert_array_equal(found[["lower_90", "upper_90"]], limits)
+    np.testing.assert_allclose(written["mean"], mean, rtol=1e-6)
+    np.testing.assert_allclose(written["standard_deviation"], std, rtol=1e-6)
+    np.testing.assert_array_equal(written[["lower_90", "upper_90"]], limits)
 
 
 @pytest.mark.parametrize(
