@@ -18,7 +18,7 @@ from gpclml.gram import DOUBLE_UP_TO
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 _PANEL = {"cpu": 256, "other": 2048}  # rows of a symmetric product that are computed at once
-_UNDIVIDED, _UNDIVIDED_ON_GPU = 128, 1024  # least rows of a half of an inverse
+_UNDIVIDED, _UNDIVIDED_ON_GPU = 512, 1024  # least rows of a half of an inverse
 _PIVOT_ROUNDINGS = 2  # epsilons of a variance that a squared pivot has to be above
 
 
