@@ -75,11 +75,11 @@ def register_arrays(patch: pytest.MonkeyPatch, folder: Path, name: str, **arrays
     return path
 
 
-def emnist_archive(path, part="test", split="byclass", images=None, labels=(0, 61)):
+def emnist_archive(path, subset="test", split="byclass", images=None, labels=(0, 61)):
     images = numpy.arange(24).reshape(2, 3, 4) if images is None else images
     bodies = {"images-idx3": images, "labels-idx1": numpy.array(labels)}
     entries = {
-        f"gzip/emnist-{split}-{part}-{kind}-ubyte.gz": gzip.compress(idx(body))
+        f"gzip/emnist-{split}-{subset}-{kind}-ubyte.gz": gzip.compress(idx(body))
         for kind, body in bodies.items()
     }
     return archive(path, {"gzip/": b"", "gzip/other.gz": b"not read", **entries})

@@ -54,7 +54,7 @@ class LabelledImages:
         """The groups of classes, sorted."""
         return tuple(sorted(set(self.class_groups)))
 
-    def of_groups(self, groups: Sequence[str]) -> LabelledImages:
+    def select_groups(self, groups: Sequence[str]) -> LabelledImages:
         """The images of some groups, whose classes keep their numbers."""
         inside = torch.tensor([group in groups for group in self.class_groups])
         rows = inside[self.labels]

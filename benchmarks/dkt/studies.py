@@ -66,7 +66,7 @@ def part_of_omniglot(subset: str) -> Load:
         data = load_images("omniglot-small")
         held_out = {"validation": _VALIDATION, "test": _TEST}
         others = [group for group in data.groups if group not in (*_VALIDATION, *_TEST)]
-        return data.of_groups(held_out.get(subset, others))
+        return data.select_groups(held_out.get(subset, others))
 
     return load
 
@@ -211,7 +211,9 @@ def _omniglot(name: str, chosen_by: bool | None = None) -> LabelledImages:
     data = load_images(name)
     if chosen_by is None:
         return data
-    return data.of_groups([group for group in data.groups if (group in _CHOSEN_BY) == chosen_by])
+    return data.select_groups(
+        [group for group in data.groups if (group in _CHOSEN_BY) == chosen_by]
+    )
 
 
 def _emnist(to_choose_by: bool) -> LabelledImages:
@@ -225,7 +227,7 @@ def _photographs(train: str, test: str) -> FewShotStudy:
     """Photographs of 84 x 84 of one set to learn from, of another or the same to test on."""
 
     def subset(name: str, group: str) -> LabelledImages:
-        return load_images(name).of_groups([group])
+        return load_images(name).select_groups([group])
 
     names = {"cub": "CUB-200-2011, species of birds", "mini-imagenet": "miniImageNet"}
     # All of a set is learned from where another one is tested on.

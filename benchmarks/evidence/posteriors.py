@@ -266,11 +266,11 @@ def main(
             for name in chosen:
                 count = epochs or _EPOCHS.get(name, 40)
                 compared = compare_posteriors(name, width, share, count, seed, members)
-                one = [
+                rows = [
                     {"data": name, "predictions": how, "seed": seed, **scores}
                     for how, scores in compared
                 ]
-                done.append(pd.DataFrame(one))
+                done.append(pd.DataFrame(rows))
                 yield done[-1]
 
     with errors_as_text():

@@ -87,12 +87,12 @@ def _classifier(make: Callable[[Task], Any]) -> Callable[[Task], Array]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # parameters at their bounds
             fitted = make(task).fit(task.x, task.y)
-        return _of_classes(fitted.classes_, fitted.predict_proba(task.test_x))
+        return _class_columns(fitted.classes_, fitted.predict_proba(task.test_x))
 
     return predict
 
 
-def _of_classes(labels: ArrayLike, probabilities: Array) -> Array:
+def _class_columns(labels: ArrayLike, probabilities: Array) -> Array:
     """Those of class 1 of two; else of each, 0 for one that no training row has."""
     columns = np.asarray(labels).astype(int)
     every = np.zeros((len(probabilities), columns.max() + 1))
@@ -115,14 +115,14 @@ def _sklearn_gp(task: Task) -> Any:
 
 def _shares(task: Task) -> Array:
     shares = np.bincount(task.y.astype(int)) / len(task.y)
-    return _of_classes(range(len(shares)), np.tile(shares, (len(task.test_x), 1)))
+    return _class_columns(range(len(shares)), np.tile(shares, (len(task.test_x), 1)))
 
 
 def _forest(task: Task) -> Array:
     forest = ensemble.RandomForestClassifier(random_state=task.seed).fit(task.x, task.y)
     # No tree's vote for a class is no proof that it cannot be.
     votes = len(forest.estimators_) * forest.predict_proba(task.test_x) + 1
-    return _of_classes(forest.classes_, votes / votes.sum(1, keepdims=True))
+    return _class_columns(forest.classes_, votes / votes.sum(1, keepdims=True))
 
 
 def _fit_variational(
@@ -157,7 +157,7 @@ def _variational_softmax(task: Task) -> Array:
         model = _trained(_SoftmaxGP(points, count).double(), likelihood, x, torch.tensor(y))
         with torch.no_grad():
             probabilities = likelihood(model(torch.tensor(task.test_x))).probs.mean(0)
-    return _of_classes(labels, probabilities.numpy())
+    return _class_columns(labels, probabilities.numpy())
 
 
 class _SoftmaxGP(gpytorch.models.ApproximateGP):
@@ -190,7 +190,7 @@ def _variational_classes(task: Task) -> Array:
         return likelihood(model(torch.tensor(task.test_x))).mean.numpy()
 
 
-def _with_exposure(task: Task) -> tuple[Array, Array]:
+def _exposure_columns(task: Task) -> tuple[Array, Array]:
     """Inputs of training and test rows, the logarithms of exposures the last of them."""
     logs = [np.log(e / task.exposure.mean()) for e in (task.exposure, task.test_exposure)]
     x, test_x = (np.column_stack(pair) for pair in zip((task.x, task.test_x), logs, strict=True))
@@ -199,7 +199,7 @@ def _with_exposure(task: Task) -> tuple[Array, Array]:
 
 def _count_regressor(task: Task) -> Any:
     has_exposure = np.ptp(task.exposure) > 0  # of which it has none
-    x, test_x = _with_exposure(task) if has_exposure else (task.x, task.test_x)
+    x, test_x = _exposure_columns(task) if has_exposure else (task.x, task.test_x)
     regressor = Regressor(counts=True, random_state=task.seed).fit(x, task.y)
     return regressor.predict_distribution(test_x)
 
@@ -207,7 +207,7 @@ def _count_regressor(task: Task) -> Any:
 def _variational_counts(task: Task) -> TargetPrediction:
     likelihood = gpytorch.likelihoods.NegativeBinomialLikelihood()
     # It has no exposure, which becomes an input; its mean is softplus of the function.
-    x, test_x = _with_exposure(task)
+    x, test_x = _exposure_columns(task)
     start = float(task.y.mean()), float(task.y.var())
     model = _fit_variational(x, task.y, likelihood, task.seed, start)
     with torch.no_grad():

@@ -55,7 +55,7 @@ class Effort(NamedTuple):
     seconds: float
     steps: int | None = None
 
-    def part(self, count: int) -> Effort:
+    def divided(self, count: int) -> Effort:
         """That of each of several trainings."""
         return Effort(self.seconds / count, self.steps)
 
@@ -312,7 +312,7 @@ def _held_out(count: int, seed: int) -> tuple[Any, Any]:
     return rows[count // 10 :], rows[: count // 10]
 
 
-def _with_residuals(mean: Callable[[Array], Array], x: Array, y: Array) -> Predict:
+def _residual_prediction(mean: Callable[[Array], Array], x: Array, y: Array) -> Predict:
     """Normals whose deviation is the root mean squared error on held-out rows."""
     deviation = float(np.sqrt(np.mean((mean(x) - y) ** 2)))
     return lambda new: normal(mean(new), deviation)
@@ -337,7 +337,7 @@ def _lightgbm(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
             )
         )
     best: Any = min(boosters, key=lambda booster: booster.best_score["valid_0"]["l2"])
-    return _with_residuals(best.predict, x[held], y[held])
+    return _residual_prediction(best.predict, x[held], y[held])
 
 
 def _catboost(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
@@ -405,7 +405,7 @@ def _moments(network: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _tuned_network(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
     trials = ((1e-3, 0.0), (3e-3, 0.0), (1e-3, 0.1))
-    fits = [_network(1, *trial, x, y, seed, effort.part(len(trials))) for trial in trials]
+    fits = [_network(1, *trial, x, y, seed, effort.divided(len(trials))) for trial in trials]
     _, network = min(fits, key=lambda fit: fit[0])
 
     @torch.no_grad()
@@ -413,11 +413,11 @@ def _tuned_network(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
         return network(torch.tensor(new).float())[:, 0].double().numpy()
 
     _, held = _held_out(len(x), seed)
-    return _with_residuals(mean, x[held], y[held])
+    return _residual_prediction(mean, x[held], y[held])
 
 
 def _ensemble(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
-    share = effort.part(_MEMBERS)
+    share = effort.divided(_MEMBERS)
     fits = [_network(2, 1e-3, 0.0, x, y, _MEMBERS * seed + k, share) for k in range(_MEMBERS)]
 
     @torch.no_grad()

@@ -53,10 +53,10 @@ def draw_differences(done: pandas.DataFrame, path: str | os.PathLike) -> None:
         table["kernel"] = table["kernel_label"].str.partition(" ")[0]  # settings follow the name
         for order, ((kernel, n), style) in enumerate(zip(cases, styles.values(), strict=True)):
             points = table[(table["kernel"] == kernel) & (table["n"] == n)]
-            places = [sets.index(name) for name in points["dataset"]]
+            heights = [sets.index(name) for name in points["dataset"]]
             shift = 0.35 - 0.7 * order / max(len(cases) - 1, 1)
             axes.errorbar(
-                points["mean"], [place + shift for place in places], xerr=points["se"],
+                points["mean"], [height + shift for height in heights], xerr=points["se"],
                 markersize=5, elinewidth=1, **style,
             )  # fmt: skip
         axes.axvline(0, color="black", linewidth=0.8)

@@ -132,8 +132,8 @@ def test_hyperparameters_anew_do_not_depend_on_the_fit_before():
         fitted("single-task", "lml", x, y, **options, **more)
         for more in ({}, {"before": before}, {"before": before, "anew": False})
     )
-    for own, other in zip(fresh.parameters(), anew.parameters(), strict=True):
-        assert torch.equal(own, other)
+    for parameter, other in zip(fresh.parameters(), anew.parameters(), strict=True):
+        assert torch.equal(parameter, other)
     assert not torch.equal(fresh.likelihood.noise, further.likelihood.noise)
 
 
@@ -174,14 +174,14 @@ def test_tiny_regrets_count_as_the_least():
 def test_grids():
     cells = make_grid()
     assert len(cells) == 480
-    assert {one["steps"] for one in cells if one["surrogate"] == "single-task"} == {None}
+    assert {cell["steps"] for cell in cells if cell["surrogate"] == "single-task"} == {None}
     with pytest.raises(UnknownNameError, match="Did you mean 'hartmann-6'"):
         make_grid(functions=("hartman-6",))
     with pytest.raises(UnknownNameError, match="surrogates: got 'depe'"):
         make_grid(surrogates=("depe",))
     with pytest.raises(UnknownNameError, match="objectives: got 'elbo'"):
         make_grid(objectives=("elbo",))
-    assert {one["objective"] for one in make_grid(surrogates=("laplace",))} == {"lml"}
+    assert {cell["objective"] for cell in make_grid(surrogates=("laplace",))} == {"lml"}
     for name in ("seeds", "iterations", "steps"):
         with pytest.raises(ArgumentError, match=name):
             make_grid(**{name: 0})

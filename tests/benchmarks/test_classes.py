@@ -94,9 +94,10 @@ def test_scores_of_classes():
     assert scores["brier"] == pytest.approx(metrics.brier_score_loss(y, p), abs=1e-5)
     assert scores["accuracy"] == 0.6
     several = np.array([[0.5, 0.2, 0.3], [0.1, 0.6, 0.3]])
-    of_each = score_classes(several, np.array([0, 2]))
-    assert of_each["nll"] == pytest.approx(metrics.log_loss([0, 2], several, labels=[0, 1, 2]))
-    assert (of_each["accuracy"], of_each["brier"]) == (0.5, pytest.approx((0.38 + 0.86) / 4))
+    class_scores = score_classes(several, np.array([0, 2]))
+    assert class_scores["nll"] == pytest.approx(metrics.log_loss([0, 2], several, labels=[0, 1, 2]))
+    assert class_scores["accuracy"] == 0.5
+    assert class_scores["brier"] == pytest.approx((0.38 + 0.86) / 4)
     # A class without a column has the least probability.
     assert score_classes(several, np.array([0, 3]))["nll"] > 7
     cells = pandas.DataFrame([{"table": "a", "n": 1, "method": "m", "failure": "", "num_test": 5}])

@@ -23,19 +23,19 @@ def check(run, cell, file):
     for name, value in cell.items():
         rows = rows[rows[name].isna() if value is None else rows[name] == value]
     [row] = rows.to_dict("records")
-    found = {name: value for name, value in run(cell).items() if isinstance(value, float)}
-    names = sorted(row.keys() & found.keys() - COSTS)
+    repeated = {name: value for name, value in run(cell).items() if isinstance(value, float)}
+    names = sorted(row.keys() & repeated.keys() - COSTS)
     assert len(names) > 1
     expected = {name: row[name] for name in names}
-    assert {name: found[name] for name in names} == pytest.approx(expected, rel=5e-3, abs=1e-4)
+    assert {name: repeated[name] for name in names} == pytest.approx(expected, rel=5e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("hessian", ["ggn", "ef"])
 def test_an_estimate_of_the_evidence(hessian):
     [cell] = [
-        one
-        for one in make_networks("bounds", architectures=("mlp-32x2",))
-        if (one["structure"], one["hessian"], one["batch_size"]) == ("kronecker", hessian, None)
+        cell
+        for cell in make_networks("bounds", architectures=("mlp-32x2",))
+        if (cell["structure"], cell["hessian"], cell["batch_size"]) == ("kronecker", hessian, None)
     ]
     check(run_network, cell, "evidence/results/bounds.csv.gz")
 

@@ -110,8 +110,8 @@ def test_a_download_that_fails_keeps_nothing(folder, from_address, reply, messag
         from_address(address)
         with pytest.raises(DataError, match=message) as caught:
             fetch("yacht")
-    for part in (str(folder / "uci" / "yacht.txt"), address, "Check the network", "GPCLML_DATA"):
-        assert part in str(caught.value)
+    for text in (str(folder / "uci" / "yacht.txt"), address, "Check the network", "GPCLML_DATA"):
+        assert text in str(caught.value)
     assert files_in(folder) == []
 
 

@@ -90,7 +90,7 @@ def test_characters_of_several_archives(folder, monkeypatch):
     columns = data.images[:, 0].double().mean(1).argmax(-1).tolist()
     assert columns == [22, 3, 6, 14, 17]  # (80, 10, 20, 50, 60 and 4 more) 28 / 105
     assert data.images[0, 0, :, 0].max() == 0  # paper is 0, ink bright
-    assert data.of_groups(["Greek"]).labels.tolist() == [1, 1, 2, 2]
+    assert data.select_groups(["Greek"]).labels.tolist() == [1, 1, 2, 2]
 
 
 def test_birds_by_species_in_three_groups(folder):

@@ -85,9 +85,9 @@ COUNTS = {
 def test_published_splits_part_all_rows(data_folder, monkeypatch, name):
     monkeypatch.setenv("GPCLML_DATA", str(data_folder))
     splits = [load_published_split(name, k) for k in range(COUNTS[name])]
-    for parts in splits:
-        assert parts.train.dtype == parts.test.dtype == torch.int64
-        assert abs(len(parts.test) - data_files()[name][0].num_data / 10) <= 1
+    for fold in splits:
+        assert fold.train.dtype == fold.test.dtype == torch.int64
+        assert abs(len(fold.test) - data_files()[name][0].num_data / 10) <= 1
     assert not torch.equal(splits[0].test, splits[1].test)
 
 

@@ -86,11 +86,11 @@ def test_what_the_conditional_objective_changes(tmp_path):
     )  # fmt: skip
     gains = (0.51, 0.52, 0.53, 0.9)  # of a seed that the LML lacks too
     (tmp_path / "b.csv").write_text(
-        head + "".join(f"digits,1,rbf,clml,{seed},{one}\n" for seed, one in enumerate(gains))
+        head + "".join(f"digits,1,rbf,clml,{seed},{gain}\n" for seed, gain in enumerate(gains))
     )
     rows = [line for name in "ab" for line in (tmp_path / f"{name}.csv").read_text().split("\n")]
-    of_two = [f"2,{line}" for line in rows if line.startswith("digits")]
-    (tmp_path / "w.csv").write_text("\n".join([f"ways,{rows[1]}", *of_two]))
+    two_ways = [f"2,{line}" for line in rows if line.startswith("digits")]
+    (tmp_path / "w.csv").write_text("\n".join([f"ways,{rows[1]}", *two_ways]))
     line = f"differences {tmp_path / 'a.csv'} {tmp_path / 'b.csv'} {tmp_path / 'w.csv'}"
     text = CliRunner().invoke(app, line.split()).stdout
     half = 4.303 * 1 / 3**0.5  # Student's t of two degrees of freedom
@@ -124,12 +124,12 @@ def test_studies_share_a_training(tmp_path, monkeypatch):
     assert invoke(f"{line} --kernels cosine", tmp_path / "a.sqlite").exit_code == 0
     done = load_results(tmp_path / "a.sqlite")
     columns = ["accuracy", "nll", "train_seconds"]
-    one, two = (
+    first, second = (
         done[done["study"] == name].sort_values(["objective", "seed"])[columns].to_numpy()
         for name in ("digits", "again")
     )
-    assert len(one) == 4
-    assert (one == two).all()
+    assert len(first) == 4
+    assert (first == second).all()
 
 
 def test_nearest_neighbours_are_of_the_task():

@@ -37,15 +37,15 @@ def test_prototypes_are_means_of_classes():
     data = points()
     log_p, loss = made(PrototypicalNetwork).log_probabilities(data), 0.0
     for task in range(TASKS):
-        for place in range(QUERIES):
-            query = data.query_x[task, place]
+        for row in range(QUERIES):
+            query = data.query_x[task, row]
             scores = torch.stack([
                 -((query - data.support_x[task][data.support_y[task] == way].mean(0)) ** 2).sum()
                 for way in range(WAYS)
             ])  # fmt: skip
             expected = scores - scores.exp().sum().log()
-            torch.testing.assert_close(log_p[task, place], expected)
-            loss = loss - expected[data.query_y[task, place]] / QUERIES
+            torch.testing.assert_close(log_p[task, row], expected)
+            loss = loss - expected[data.query_y[task, row]] / QUERIES
     torch.testing.assert_close(made(PrototypicalNetwork).loss(data).sum(), loss)
 
 
@@ -53,11 +53,11 @@ def test_matching_is_attention_to_support_points():
     data = points()
     log_p = made(MatchingNetwork).log_probabilities(data)
     for task in range(TASKS):
-        for place in range(QUERIES):
-            cosines = torch.cosine_similarity(data.query_x[task, place], data.support_x[task], -1)
+        for row in range(QUERIES):
+            cosines = torch.cosine_similarity(data.query_x[task, row], data.support_x[task], -1)
             attention = torch.softmax(100 * cosines, 0)
             expected = [attention[data.support_y[task] == way].sum().log() for way in range(WAYS)]
-            torch.testing.assert_close(log_p[task, place], torch.stack(expected))
+            torch.testing.assert_close(log_p[task, row], torch.stack(expected))
 
 
 def test_linear_layers_are_fitted_task_by_task():
@@ -104,7 +104,7 @@ def test_maml_takes_its_steps_on_the_support_points():
         torch.nn.functional.cross_entropy(outputs, data.query_y[task]).backward()
         # The head's parameters come first in the model.
         ends = [*layer.parameters(), *network.parameters()]
-        gradients = [one + end.grad for one, end in zip(gradients, ends, strict=True)]
+        gradients = [gradient + end.grad for gradient, end in zip(gradients, ends, strict=True)]
     for parameter, expected in zip(model.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, expected)
 
@@ -148,11 +148,11 @@ def test_classified_images_are_those_of_the_classes():
     assert drawn.num_support == 0
     images, places = drawn.query_x.flatten(0, 1), drawn.query_y.flatten()
     turns = places // 2
-    for image, turn, place in zip(images, turns.tolist(), (places % 2).tolist(), strict=True):
+    for image, turn, parity in zip(images, turns.tolist(), (places % 2).tolist(), strict=True):
         original = torch.rot90(image, -turn, (-2, -1))[0]
         assert (
             original.flatten().tolist()
-            in pictures[(labels == (7 if place else 3))][:, 0].flatten(1).tolist()
+            in pictures[(labels == (7 if parity else 3))][:, 0].flatten(1).tolist()
         )
     assert set(places.tolist()) == set(range(8))
     assert torch.equal(ClassifiedImages(source).draw([39]).query_x, drawn.query_x[39:])

@@ -78,8 +78,8 @@ def test_studies_of_made_characters(name):
 def test_studies_of_the_original_archives(name, classes):
     study = study_named(name)
     sources = study.sources(1, 0)
-    found = [tasks.num_classes for tasks in (sources.train, sources.validation, sources.test)]
-    assert found == classes  # those to learn from in four turns
+    counts = [tasks.num_classes for tasks in (sources.train, sources.validation, sources.test)]
+    assert counts == classes  # those to learn from in four turns
     episodes = sources.test.draw([0, 1])
     assert episodes.query_x.shape == (2, 75, 1, 28, 28)
 
@@ -95,8 +95,8 @@ def test_studies_of_photographs(name, classes, tmp_path, monkeypatch):
     mini_imagenet(tmp_path / "mini-imagenet" / "mini-imagenet.tar", each=16)
     monkeypatch.setenv("GPCLML_DATA", str(tmp_path))
     sources = study_named(name).sources(1, 0)
-    found = [tasks.num_classes for tasks in (sources.train, sources.validation, sources.test)]
-    assert found == classes
+    counts = [tasks.num_classes for tasks in (sources.train, sources.validation, sources.test)]
+    assert counts == classes
     pictures = sources.test.draw([0]).query_x[0, :2]
     study = study_named(name)
     features = study.network(generator=torch.Generator().manual_seed(0))(pictures)

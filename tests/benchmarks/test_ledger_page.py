@@ -95,8 +95,8 @@ def test_one_claim_on_several_data_sets_is_reproduced_if_it_is_on_each():
 
 @pytest.mark.parametrize("paper", INDEX)
 def test_every_table_and_figure_has_a_row(paper):
-    tried = [item for experiment in PAPERS[paper] for item in experiment.items]
-    left = [item for items, *_ in OUT_OF_REACH[paper] for item in items]
+    tried = [label for experiment in PAPERS[paper] for label in experiment.items]
+    left = [label for items, *_ in OUT_OF_REACH[paper] for label in items]
     assert set(tried) | set(left) == set(INDEX[paper])
     assert not set(tried) & set(left)
     assert len(left) == len(set(left))

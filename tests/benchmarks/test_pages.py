@@ -33,13 +33,14 @@ def test_commands_of_pages_are_taken(name):
     app = app_of(name)
     results = sorted((ROOT / "benchmarks" / name).glob("results/*.md"))
     pages = [page.read_text() for page in [*results, *GUIDES]]
-    found = {text for page in pages for study, text in COMMAND.findall(page) if study == name}
-    assert found
-    for text in sorted(found):
+    commands = {text for page in pages for study, text in COMMAND.findall(page) if study == name}
+    assert commands
+    for text in sorted(commands):
         words = shlex.split(text)
         words += [] if "--results" in words else ["--results", "a.sqlite"]
-        _, command, rest = app.resolve_command(app.make_context(name, list(words)), words)
-        command.make_context(name, rest)  # raises where an option is not known or has a bad value
+        _, command, options = app.resolve_command(app.make_context(name, list(words)), words)
+        # Raises where an option is not known or has a bad value.
+        command.make_context(name, options)
 
 
 def test_every_experiment_is_on_the_page_of_papers():
@@ -61,5 +62,5 @@ def test_the_table_of_the_guide_is_run(tmp_path, monkeypatch):
 
 
 def test_the_readme_names_the_runners():
-    found = {study for study, _ in COMMAND.findall((ROOT / "README.md").read_text())}
-    assert found >= {"uci", "dkt", "evidence"}
+    studies = {study for study, _ in COMMAND.findall((ROOT / "README.md").read_text())}
+    assert studies >= {"uci", "dkt", "evidence"}

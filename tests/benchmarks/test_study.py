@@ -36,7 +36,7 @@ def grid(
     return [{"kind": k, "n": i, "device": device} for k in kinds for i in n or (1, 2)]
 
 
-def of_kind(cells, kind: Annotated[str | None, Option(help="Only these.")] = None):
+def select_kind(cells, kind: Annotated[str | None, Option(help="Only these.")] = None):
     return cells if kind is None or cells.empty else cells[cells["kind"] == kind]
 
 
@@ -53,14 +53,14 @@ def study(**changes):
     usual = {
         "name": "small", "about": "Small.", "title": "Small study", "running": "Doubles.",
         "reporting": "sums.", "grid": grid, "cell": cell_of, "tables": tables,
-        "needed": ("kind", "double"), "label": "{kind} n={n}", "choose": of_kind,
+        "needed": ("kind", "double"), "label": "{kind} n={n}", "choose": select_kind,
         "prepare": lambda done: done.assign(sum=done["double"]), "figure": draw, "caption": "Sums",
     }  # fmt: skip
     return Study(**(usual | changes))
 
 
-def invoke(one, line, *more):
-    return CliRunner().invoke(one.make_app(), [*line.split(), *map(str, more)])
+def invoke(trial, line, *more):
+    return CliRunner().invoke(trial.make_app(), [*line.split(), *map(str, more)])
 
 
 def test_run_and_report(tmp_path):
@@ -82,32 +82,32 @@ def test_run_and_report(tmp_path):
 
 def test_cells_of_an_earlier_report_are_added(tmp_path):
     """Cells of the results file count, not the same ones of the earlier report."""
-    one, old, new = study(apart=("kind", "n")), tmp_path / "old.sqlite", tmp_path / "new.sqlite"
+    trial, old, new = study(apart=("kind", "n")), tmp_path / "old.sqlite", tmp_path / "new.sqlite"
     rows = tmp_path / "old.csv.gz"
-    assert invoke(one, "run --quiet --n 1", "--results", old).exit_code == 0
-    assert invoke(one, "report", "--results", old, "--csv", rows).exit_code == 0
-    assert invoke(one, "run --quiet --n 5 --kinds b,c", "--results", new).exit_code == 0
+    assert invoke(trial, "run --quiet --n 1", "--results", old).exit_code == 0
+    assert invoke(trial, "report", "--results", old, "--csv", rows).exit_code == 0
+    assert invoke(trial, "run --quiet --n 5 --kinds b,c", "--results", new).exit_code == 0
 
     def told(results, rows, kind=""):
-        return invoke(one, f"report {kind}", "--results", results, "--rows", rows).stdout
+        return invoke(trial, f"report {kind}", "--results", results, "--rows", rows).stdout
 
     assert "\n2 cells done in" in told(new, rows)
     assert "with 2 cells of an earlier run:\npython -m benchmarks.small run" in told(new, rows)
     assert "## Sum\n\n24.0" in told(new, rows)  # 10 of each new one, 2 of each earlier one
     assert "with 1 cells" in told(new, rows, "--kind b")
-    assert invoke(one, "run --quiet --n 1 --kinds a", "--results", new).exit_code == 0
+    assert invoke(trial, "run --quiet --n 1 --kinds a", "--results", new).exit_code == 0
     assert "## Sum\n\n24.0" in told(new, rows)  # a n=1 is in both
     other = tmp_path / "other.csv"
     other.write_text(gzip.decompress(rows.read_bytes()).decode().replace("; code ", "; code 0"))
     assert "with 0 cells" in told(new, other)  # of another version, and of kinds that ran anew
     text = tmp_path / "text.csv"
     text.write_text("a,b\n1,2\n")
-    refused = invoke(one, "report", "--results", new, "--rows", text)
+    refused = invoke(trial, "report", "--results", new, "--rows", text)
     assert (refused.exit_code, refused.stderr) == (
         2,
         f"Error: {text}: rows of another benchmark.\n",
     )
-    missing = invoke(one, "report", "--results", new, "--rows", tmp_path / "missing.csv")
+    missing = invoke(trial, "report", "--results", new, "--rows", tmp_path / "missing.csv")
     assert missing.exit_code == 2
     assert "No such option" in invoke(study(), "report", "--results", new, "--rows", rows).stderr
 
@@ -124,8 +124,8 @@ def test_commands_are_kept_in_the_order_of_runs(tmp_path):
 
 def test_several_functions_of_a_study(tmp_path):
     def sweeps(cells):
-        yield Sweep([one for one in cells if one["kind"] == "a"], cell_of)
-        yield Sweep([one for one in cells if one["kind"] == "b"], other_cell)
+        yield Sweep([cell for cell in cells if cell["kind"] == "a"], cell_of)
+        yield Sweep([cell for cell in cells if cell["kind"] == "b"], other_cell)
 
     assert invoke(
         study(sweeps=sweeps), "run --quiet --n 1", "--results", tmp_path / "a.sqlite"

@@ -63,10 +63,10 @@ def test_scores_have_no_unit():
     prediction = normal(np.array([1.0, 2.0, 3.0]), np.array([0.5, 1.0, 2.0]))
     scaled = normal(10 * np.array([1.0, 2.0, 3.0]), 10 * np.array([0.5, 1.0, 2.0]))
     y = np.array([1.2, 3.9, 9.0])
-    found = score(prediction, y, 2.0)
-    assert found == pytest.approx(score(scaled, 10 * y, 20.0), rel=1e-12)
-    assert (found["coverage_50"], found["coverage_95"]) == (1 / 3, 2 / 3)
-    assert found["rmse"] == pytest.approx(np.sqrt((0.04 + 3.61 + 36) / 3) / 2)
+    scores = score(prediction, y, 2.0)
+    assert scores == pytest.approx(score(scaled, 10 * y, 20.0), rel=1e-12)
+    assert (scores["coverage_50"], scores["coverage_95"]) == (1 / 3, 2 / 3)
+    assert scores["rmse"] == pytest.approx(np.sqrt((0.04 + 3.61 + 36) / 3) / 2)
     # In units of 2 the density of 1.2 under N(1, .5²) is that of .6 under N(.5, .25²).
     alone = score(normal(np.array([1.0]), 0.5), np.array([1.2]), 2.0)
     assert alone["nll"] == pytest.approx(np.log(0.25 * np.sqrt(2 * np.pi)) + 0.08)
@@ -104,20 +104,20 @@ def test_rows_of_a_cell():
 def test_cells_together_are_cells_alone():
     together = run_cells([cell(name) for name in ("linear", "rbf", STACKED)])
     alone = [run_cell(cell(name)) for name in ("linear", "rbf")]
-    assert [numbers_of(one) for one in together[:2]] == [numbers_of(one) for one in alone]
+    assert [numbers_of(row) for row in together[:2]] == [numbers_of(row) for row in alone]
     assert {"lml", "bic", "loo", "clml_50", "clml_80", "clml_90", "problem"} <= set(together[0])
     assert together[1]["lml"] - together[1]["bic"] == pytest.approx(0.5 * 9 * np.log(20))
-    assert together[2]["nll"] < max(one["nll"] for one in alone)
+    assert together[2]["nll"] < max(row["nll"] for row in alone)
 
 
 def test_the_choice_by_folds(monkeypatch):
     scores = {"linear": 2.0, "rbf": 3.0}
     monkeypatch.setattr(candidates, "CANDIDATES", tuple(scores))
     monkeypatch.setattr(candidates.Candidates, "_refitted", lambda self, name: scores[name])
-    linear, rbf, found = run_cells([cell(name) for name in ("linear", "rbf", FOLDS)])
-    assert found["chosen"] == "rbf"
-    assert found["nll"] == rbf["nll"] != linear["nll"]
-    assert found["seconds"] > linear["seconds"] + rbf["seconds"]
+    linear, rbf, chosen = run_cells([cell(name) for name in ("linear", "rbf", FOLDS)])
+    assert chosen["chosen"] == "rbf"
+    assert chosen["nll"] == rbf["nll"] != linear["nll"]
+    assert chosen["seconds"] > linear["seconds"] + rbf["seconds"]
 
 
 def test_refits_leave_each_row_out_once(monkeypatch):
@@ -136,18 +136,18 @@ def test_refits_leave_each_row_out_once(monkeypatch):
 
 
 def test_the_stack():
-    found = run_cell(cell("stack", n=48))
-    assert found["failure"] == ""
-    assert set(found) == {*METRICS, *ABOUT_ROWS, "seconds", "weights", "failure"}
+    row = run_cell(cell("stack", n=48))
+    assert row["failure"] == ""
+    assert set(row) == {*METRICS, *ABOUT_ROWS, "seconds", "weights", "failure"}
     stack = StackedGP(seed=1)
     rows = table_rows("yacht", 48, 1, 10)
     prediction = stack.fit(rows.x, rows.y, progress=False).predict(rows.test_x)
     assert score(prediction, rows.test_y.numpy(), rows.unit) == pytest.approx(
-        {name: found[name] for name in METRICS}
+        {name: row[name] for name in METRICS}
     )
-    weights = dict(part.split() for part in found["weights"].split(", "))
+    weights = dict(text.split() for text in row["weights"].split(", "))
     assert {name: float(weight) for name, weight in weights.items()} == {
-        one.name: pytest.approx(one.weight, abs=0.006) for one in stack.components
+        component.name: pytest.approx(component.weight, abs=0.006) for component in stack.components
     }
 
 
@@ -155,15 +155,15 @@ def test_the_stack():
 def test_peers_predict(name):
     if missing_packages((name,)):
         pytest.skip(f"{PEERS[name].package} is not installed")
-    found, plain = run_cell(cell(name, n=48)), run_cell(cell("mean", n=48))
-    assert found["failure"] == ""
-    assert found == pytest.approx(run_cell(cell(name, n=48)) | {"seconds": found["seconds"]})
+    row, plain = run_cell(cell(name, n=48)), run_cell(cell("mean", n=48))
+    assert row["failure"] == ""
+    assert row == pytest.approx(run_cell(cell(name, n=48)) | {"seconds": row["seconds"]})
     # LightGBM's leaves have twenty rows or more.
     if name not in ("mean", "hist-gb", "lightgbm"):
-        assert found["rmse"] < 0.9 * plain["rmse"]
-        assert found["nll"] < plain["nll"]
-        assert found["crps"] < plain["crps"]
-    assert found["coverage_95"] >= 0.6
+        assert row["rmse"] < 0.9 * plain["rmse"]
+        assert row["nll"] < plain["nll"]
+        assert row["crps"] < plain["crps"]
+    assert row["coverage_95"] >= 0.6
 
 
 def test_botorch_predicts_under_its_own_settings():
@@ -181,10 +181,10 @@ def test_a_method_that_fails_is_a_result(monkeypatch):
         raise ValueError("no such thing\nand more")
 
     monkeypatch.setattr(cells_module, "PEERS", {"mean": Peer("fails", fail)})
-    found = run_cell(cell("mean"))
-    assert found["failure"] == "ValueError: no such thing"
-    assert "nll" not in found
-    assert found["num_test"] == 10
+    row = run_cell(cell("mean"))
+    assert row["failure"] == "ValueError: no such thing"
+    assert "nll" not in row
+    assert row["num_test"] == 10
 
 
 def test_a_missing_package(monkeypatch, capsys):
@@ -192,7 +192,7 @@ def test_a_missing_package(monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.tables.peers.PEERS", peers)
     monkeypatch.setattr("benchmarks.tables.study.METHODS", METHODS | {"absent": ""})
     grid = make_grid(tables=("yacht",), n=(20,), splits=1)
-    assert "absent" not in {one["method"] for one in grid}
+    assert "absent" not in {cell["method"] for cell in grid}
     assert "Left out, not installed: absent" in capsys.readouterr().err
     with pytest.raises(ArgumentError, match="Install no_such_one first"):
         make_grid(tables=("yacht",), n=(20,), methods=("absent", "mean"))
@@ -262,9 +262,9 @@ def test_wins_are_beyond_two_errors():
 
 
 def test_a_method_that_failed_is_last():
-    found = standing(made_cells({"rbf": [1.0, np.nan], "matern": [2.0, 2.0], "mean": [3.0, 3.0]}))
-    assert found["rank NLL"].to_dict() == {"matern": 1.0, "mean": 2.0, "rbf": 3.0}
-    assert found["failures"].to_dict() == {"matern": 0, "mean": 0, "rbf": 1}
+    table = standing(made_cells({"rbf": [1.0, np.nan], "matern": [2.0, 2.0], "mean": [3.0, 3.0]}))
+    assert table["rank NLL"].to_dict() == {"matern": 1.0, "mean": 2.0, "rbf": 3.0}
+    assert table["failures"].to_dict() == {"matern": 0, "mean": 0, "rbf": 1}
 
 
 def test_regret_of_a_choice():
@@ -273,10 +273,10 @@ def test_regret_of_a_choice():
         "deep": [1.0, 2.0], STACKED: [0.5, 1.5],
     }  # fmt: skip
     lml = {"linear": [0, 0], "rbf": [5, 4], "matern": [4, 5], "rq": [6, 9], "deep": [1, 1]}
-    found = regrets(made_cells(scores, lml=lml))
-    assert found["by lml"].tolist() == [0.5, 0.0]  # rq, which has no prediction of the second
-    assert found["always rbf"].tolist() == [0.0, 1.0]
-    assert found[STACKED].tolist() == [-0.5, 0.5]
+    table = regrets(made_cells(scores, lml=lml))
+    assert table["by lml"].tolist() == [0.5, 0.0]  # rq, which has no prediction of the second
+    assert table["always rbf"].tolist() == [0.0, 1.0]
+    assert table[STACKED].tolist() == [-0.5, 0.5]
 
 
 def test_sizes_are_grouped_by_the_next():
@@ -300,18 +300,18 @@ def test_the_grid_of_all_tables(data_folder, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("GPCLML_DATA", str(data_folder))
     grid = make_grid(splits=2, methods=("mean", "rbf"))
-    assert {one["table"] for one in grid} == {*DEVELOPMENT, *JUDGED}
-    assert max(one["n"] for one in grid) == 1000
-    of_boston = sorted({one["n"] for one in grid if one["table"] == "boston"})
-    assert of_boston == [50, 100, 200, 400]
-    assert {one["n"] for one in grid if one["table"] == "challenger"} == {18}
+    assert {cell["table"] for cell in grid} == {*DEVELOPMENT, *JUDGED}
+    assert max(cell["n"] for cell in grid) == 1000
+    boston_sizes = sorted({cell["n"] for cell in grid if cell["table"] == "boston"})
+    assert boston_sizes == [50, 100, 200, 400]
+    assert {cell["n"] for cell in grid if cell["table"] == "challenger"} == {18}
     assert run_cell(grid[0] | {"table": "challenger", "n": 18})["failure"] == ""
 
 
 def test_intervals_of_counts_cover_about_what_those_of_the_true_distribution_do():
-    found = coverage("poisson", 60, 0, ("linear", "matern", "matern_warped"))
-    assert list(found.columns) == ["covered", "attainable", "least"]
-    assert found["attainable"].between(0.9, 0.97).all()
-    assert (found["covered"] - found["attainable"]).abs().max() < 0.06
-    assert (found["least"] >= 0).all()
-    assert found["least"].is_monotonic_increasing
+    shares = coverage("poisson", 60, 0, ("linear", "matern", "matern_warped"))
+    assert list(shares.columns) == ["covered", "attainable", "least"]
+    assert shares["attainable"].between(0.9, 0.97).all()
+    assert (shares["covered"] - shares["attainable"]).abs().max() < 0.06
+    assert (shares["least"] >= 0).all()
+    assert shares["least"].is_monotonic_increasing

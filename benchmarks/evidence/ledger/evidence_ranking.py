@@ -72,7 +72,7 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
         holds.append(low > 0)
     # Published correlations are of the accuracy, which is the last.
     holds.append(high >= min(_PUBLISHED))
-    by_parameters = [
+    parameter_lines = [
         "with {} {:+.2f} [{:+.2f}, {:+.2f}]".format(
             text, *rank_interval(cells["parameters"], cells[name])
         )
@@ -88,7 +88,7 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
             + ", ".join(f"{rho:.2f}" for rho in _PUBLISHED),
             f"Spearman's correlation over {len(cells)} networks, with 95 % of bootstrap samples of "
             f"them, of the evidence: {'; '.join(lines)}; of the number of parameters: "
-            f"{'; '.join(by_parameters)}",
+            f"{'; '.join(parameter_lines)}",
             graded(*holds),
             f"The largest evidence, {chosen['evidence']:.3f}, has "
             f"{chosen['architecture']}, with test log density {chosen['log_density_map']:.3f}; the "

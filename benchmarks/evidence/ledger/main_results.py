@@ -198,7 +198,7 @@ def _published_cells() -> list[dict[str, Any]]:
     ]
 
 
-def _by_their_code(cells: pandas.DataFrame) -> list[Claim]:
+def _their_claims(cells: pandas.DataFrame) -> list[Claim]:
     rows = cells.assign(held_out=_SHARE)
     tables = [_medians(rows, by=by) for by in ("median", "mean")]
     (lower, number), (lower_means, _) = map(_lower, tables)
@@ -264,7 +264,7 @@ DEEP_KERNELS = Experiment(
 
 PUBLISHED_DEEP_KERNELS = Experiment(
     "deep-kernels-published", "Deep kernels on UCI sets, as the authors' code has them",
-    _published_cells, run_published, _by_their_code, _draw_published, size=(6.0, 3.4), hours=True,
+    _published_cells, run_published, _their_claims, _draw_published, size=(6.0, 3.4), hours=True,
     ready=lambda: [load(cell["dataset"]) for cell in _published_cells()[::60]],
     departures="Of the authors' code, from their text: the network is [d, 50, 2], its kernel "
     "interpolated on a grid, all trials have the same rows, and what it calls CLML is no "
@@ -348,11 +348,11 @@ def _draw_few_shot(cells: pandas.DataFrame, figure: Figure) -> None:
             for (kernel, study, shots), gain in _gains(cells, score)
             if kernel in published and (study, shots) in names
         }
-        for place, ((kernel, _), gain) in enumerate(gains.items()):
+        for height, ((kernel, _), gain) in enumerate(gains.items()):
             mean, error = mean_and_error(gain)
             error = error if np.isfinite(error) else 0.0
-            here = axes.errorbar(mean, place, xerr=error, fmt="o", color=PALETTE[0])
-            (there,) = axes.plot(published[kernel], place, "s", color="gray")
+            here = axes.errorbar(mean, height, xerr=error, fmt="o", color=PALETTE[0])
+            (there,) = axes.plot(published[kernel], height, "s", color="gray")
         axes.legend([here, there], ["here", "published"], fontsize=9)
         axes.set_yticks(range(len(gains)), [f"{kernel}, {name}" for kernel, name in gains])
         axes.axvline(0, color="gray", linewidth=0.8)

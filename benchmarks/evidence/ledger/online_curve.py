@@ -170,10 +170,10 @@ def _depths(cells: pandas.DataFrame) -> Claim:
     names = {"evidence": 1, "error": -1, "deviation": -1}
     texts, holds = {}, []
     for inputs, some in cells.groupby("inputs"):
-        one, three = (some[some["depth"] == depth].set_index("seed") for depth in (1, 3))
-        gaps = {name: (three[name] - one[name]).dropna() for name in names}
+        single, three = (some[some["depth"] == depth].set_index("seed") for depth in (1, 3))
+        gaps = {name: (three[name] - single[name]).dropna() for name in names}
         texts[inputs] = "; ".join(
-            f"{name} {three[name].mean():.3f} and {one[name].mean():.3f}, apart "
+            f"{name} {three[name].mean():.3f} and {single[name].mean():.3f}, apart "
             f"{with_error(gaps[name], 3, '+')}"
             for name in names
         )
@@ -201,19 +201,19 @@ def _optimum(cells: pandas.DataFrame) -> Claim:
     grid = cells.dropna(subset="fixed").pivot(index="seed", columns="fixed", values="evidence")
     lines = []
     for start, some in cells.groupby("start"):
-        own = some.set_index("seed")
-        apart = (own["evidence"] - grid.max(axis=1)).dropna()
+        tuned = some.set_index("seed")
+        apart = (tuned["evidence"] - grid.max(axis=1)).dropna()
         # Epochs until the evidence is as near to the grid's optimum as the rule asks.
         reached = [
             _KEPT * int(np.argmax(near)) if near.any() else None
             for seed in apart.index
-            for near in [np.array(own["history"][seed]) > grid.loc[seed].max() - _WITHIN]
+            for near in [np.array(tuned["history"][seed]) > grid.loc[seed].max() - _WITHIN]
         ]
         epochs = ", ".join("never" if count is None else f"{count}" for count in reached)
         lines.append((
             f"from {start:g}: {with_error(apart, 3, '+')} of the grid's optimum, "
             f"{apart.min():+.3f} at least, so near first at epoch (of every tenth): {epochs}; "
-            f"noise {own['noise'].mean():.3f}",
+            f"noise {tuned['noise'].mean():.3f}",
             (apart > -_WITHIN).all(),
         ))  # fmt: skip
     return Claim(

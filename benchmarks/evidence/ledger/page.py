@@ -117,13 +117,13 @@ def ledger_cells(path: str | os.PathLike[str]) -> dict[str, Cells]:
         DataError: There is no such file.
     """
     rows = _read_rows(path)[0] if is_rows(path) else load_rows(path)
-    by_name: dict[str, list[dict[str, Any]]] = {}
+    rows_by_name: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        by_name.setdefault(row["configuration"].get("experiment"), []).append(row)
+        rows_by_name.setdefault(row["configuration"].get("experiment"), []).append(row)
     return {
-        name: _cells_of(experiment, by_name[name])
+        name: _cells_of(experiment, rows_by_name[name])
         for name, experiment in EXPERIMENTS.items()
-        if name in by_name
+        if name in rows_by_name
     }
 
 
@@ -176,13 +176,13 @@ def headline(tried: Iterable[tuple[Claim, Differences]], unread: Iterable[str] =
     every = list(tried)
     claims = [pair for pair in every if pair[0].kind == "claim"]
     kinds = [claim.kind for claim, _ in every]
-    at_size = [pair for pair in claims if pair[1] is not None and not pair[1]]
+    full_size = [pair for pair in claims if pair[1] is not None and not pair[1]]
     unstated = sum(differences is None for _, differences in claims)
     left = [reason for rows in OUT_OF_REACH.values() for items, reason, *_ in rows for _ in items]
     identities = [claim.verdict for claim, _ in every if claim.kind == "identity"]
     text = (
         f"**{len(claims)} claims of papers, their main results included: {_counted(claims)}. "
-        f"{len(at_size)} of them are tried at the paper's size: {_counted(at_size)}**; for "
+        f"{len(full_size)} of them are tried at the paper's size: {_counted(full_size)}**; for "
         f"{unstated} the paper states no size. {len(identities)} theorems and identities are "
         f"checked apart: {identities.count('reproduced')} hold. {kinds.count('question')} "
         "questions are our own. Tables and figures out of reach: "
@@ -234,15 +234,15 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
         for experiment in experiments:
             if experiment.name not in cells:
                 continue
-            own = cells[experiment.name]
-            if own.problem:
-                paragraphs.append(f"### {experiment.name}\n\nNo verdict. {own.problem}")
+            entry = cells[experiment.name]
+            if entry.problem:
+                paragraphs.append(f"### {experiment.name}\n\nNo verdict. {entry.problem}")
                 continue
             figure = new_figure(*experiment.size, layout="constrained")
-            experiment.draw(own.done, figure)
+            experiment.draw(entry.done, figure)
             picture = folder / f"{experiment.name}.png"
             save_figure(figure, picture)
-            paragraphs.append(_section(experiment, tried[experiment.name], own.done, picture))
+            paragraphs.append(_section(experiment, tried[experiment.name], entry.done, picture))
         paragraphs.append(_index(paper, cells))
     try:
         page.write_text("\n\n".join(paragraphs) + "\n")
@@ -254,18 +254,18 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
 def _tried(cells: Mapping[str, Cells]) -> Tried:
     return {
         name: [
-            (claim, EXPERIMENTS[name].differences(claim, own.done))
-            for claim in EXPERIMENTS[name].claims(own.done)
+            (claim, EXPERIMENTS[name].differences(claim, entry.done))
+            for claim in EXPERIMENTS[name].claims(entry.done)
         ]
-        for name, own in cells.items()
-        if not own.problem
+        for name, entry in cells.items()
+        if not entry.problem
     }
 
 
 def _about(path: str | os.PathLike[str], cells: Mapping[str, Cells]) -> list[str]:
     if is_rows(path):
         return _read_rows(path)[1]
-    every = pandas.concat([own.done for own in cells.values()])
+    every = pandas.concat([entry.done for entry in cells.values()])
     failures = load_failures(path)
     failed = len(failures["experiment"].dropna()) if "experiment" in failures else 0
     return [*load_commands(path), *describe_cells(every, failed)]
@@ -381,16 +381,16 @@ def _section(
 
 def _index(paper: str, cells: Mapping[str, Cells]) -> str:
     """Every table and figure of a paper, and where it is tried or why it is not."""
-    where: dict[str, list[str]] = {item: [] for item in INDEX[paper]}
+    where: dict[str, list[str]] = {label: [] for label in INDEX[paper]}
     for experiment in PAPERS[paper]:
-        for item in experiment.items:
+        for label in experiment.items:
             name = experiment.name
             here = f"[{name}](#{name})" if name in cells else f"{name}, without rows here"
-            where[item].append(here)
+            where[label].append(here)
     for items, reason, why, instead in OUT_OF_REACH.get(paper, ()):
-        for item in items:
+        for label in items:
             words = f"out of reach ({REASONS[reason]}): {why}"
-            where[item].append(words + (f"; instead {instead}" if instead else ""))
-    rows = [(item, "; ".join(words)) for item, words in where.items()]
+            where[label].append(words + (f"; instead {instead}" if instead else ""))
+    rows = [(label, "; ".join(words)) for label, words in where.items()]
     frame = pandas.DataFrame(rows, columns=pandas.Index(["item", "where"]))
     return "\n\n".join([f"### Every table and figure: {paper}", table(frame.set_index("item"))])

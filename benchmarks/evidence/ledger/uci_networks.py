@@ -218,7 +218,7 @@ def _columns(cells: pandas.DataFrame) -> dict[str, dict[str, np.ndarray]]:
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
     tables = _columns(cells)
-    return [*_as_published(tables, "every" in cells), *_better(tables), *_diagonal(tables)]
+    return [*_published_table(tables, "every" in cells), *_better(tables), *_diagonal(tables)]
 
 
 _REMARK = (
@@ -244,7 +244,7 @@ _DOUBT_OF_MODES = (
 )
 
 
-def _as_published(
+def _published_table(
     tables: dict[str, dict[str, np.ndarray]], every_epoch: bool = False
 ) -> list[Claim]:
     after = ", with a step on them after every epoch" if every_epoch else ""
