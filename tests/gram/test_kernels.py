@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import gpytorch
 import pytest
 import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
 from gpytorch.kernels import (
     ConstantKernel,
+    IndexKernel,
     LinearKernel,
     MaternKernel,
     PolynomialKernel,
@@ -218,6 +221,37 @@ def test_a_rank_is_known_where_it_is_finite():
     assert {name: gram_of(kernel_named(name)).rank(3) for name in ranks} == ranks
     assert gram_of(ConstantKernel()).rank(3) == 1
     assert gram_of(kernel_named("rbf_of_tasks")).rank(4) == float("inf")
+
+
+# Variances of differences of near values are squared distances in the metric times these, one for
+# each function of distance. The metric of a mixture is of frequencies, whatever its variance.
+METRICS = {
+    "rbf_twice_scaled": 1.0, "matern32_ard": 3.0, "matern52_ard": 5 / 3, "rq_ard": 1.0,
+    "cosine": math.pi**2, "spectral_mixture": 4 * math.pi**2, "one_column_mixture": 4 * math.pi**2,
+    "linear_and_rbf": 1.0, "periodic_ard": 1.0, "rbf_times_periodic": 1.0, "linear": 1.0,
+    "constant_and_matern": 3.0, "constant_times_rq": 1.0, "cosine_similarity_and_rbf": 1.0,
+    "deep_residual": 1.0, "deep_in_sum": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METRICS)
+@torch.no_grad()
+def test_near_points_are_as_far_in_the_metric_as_their_values_differ(name):
+    gram, x = gram_of(kernel_named(name)), points()
+    near = x + 1e-4 * points(seed=1)
+    K = gram(torch.cat([x, near])).value
+    variances = K.diagonal()[:7] + K.diagonal()[7:] - 2 * K[:7, 7:].diagonal()
+    squares = (gram.metric(x) - gram.metric(near)).square().sum(-1)
+    scale = K.diagonal()[:7] if "mixture" in name else 1.0
+    torch.testing.assert_close(variances, METRICS[name] * scale * squares, rtol=5e-3, atol=0.0)
+
+
+def test_tasks_are_as_far_in_the_metric_as_their_values_differ():
+    kernel = IndexKernel(NUM_TASKS, rank=2).double()
+    x = torch.arange(3.0, dtype=torch.float64).unsqueeze(-1)
+    K, rows = gram_of(kernel)(x).value, gram_of(kernel).metric(x)
+    variances = K.diagonal().unsqueeze(-1) + K.diagonal() - 2 * K
+    torch.testing.assert_close(torch.cdist(rows, rows).square(), variances)
 
 
 @pytest.mark.parametrize("make", [RBFKernel, RQKernel, lambda: MaternKernel(0.5)])
