@@ -115,8 +115,8 @@ class NearestNeighbors(Conditioning):
             Held-out points ``(b, 1)``, and the rows that each is conditioned on, ``(b, k)``,
             nearest first; -1 where there are fewer, as for the first of an order.
         """
-        by_seed = self.generator(generator)
-        generator = by_seed if generator is None else generator
+        default = self.generator(generator)
+        generator = default if generator is None else generator
         if points is not None:
             self._look_up(num_data, observed, points)
         neighbors = self._neighbors

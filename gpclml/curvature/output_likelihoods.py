@@ -85,13 +85,13 @@ class GaussianWeightPrior(torch.nn.Module):
 
     def precisions(self) -> dict[str, Tensor]:
         """The precision of each parameter tensor by name: a number, or one for each weight."""
-        return self.of_values(self.log_precision.exp())
+        return self.named_precisions(self.log_precision.exp())
 
-    def of_values(self, values: Tensor) -> dict[str, Tensor]:
+    def named_precisions(self, values: Tensor) -> dict[str, Tensor]:
         """Precisions in the shape of ``log_precision`` by the name of each parameter."""
-        by_weight = len(values) != len(self.groups)
-        parts = values.split(self._sizes) if by_weight else values
-        return {name: parts[g].reshape(self._shapes[name]) for name, g in self.group_of.items()}
+        per_weight = len(values) != len(self.groups)
+        grouped = values.split(self._sizes) if per_weight else values
+        return {name: grouped[g].reshape(self._shapes[name]) for name, g in self.group_of.items()}
 
     def deviations(self, network: torch.nn.Module) -> dict[str, Tensor]:
         """Differences of the network's weights from the mean, by name."""

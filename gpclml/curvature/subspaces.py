@@ -96,7 +96,7 @@ class SubnetworkCurvature(Curvature):
         """Names of the parameters that have chosen weights."""
         return list(self.shapes)
 
-    def _of_chosen(self, precisions: Precisions) -> dict[str, Tensor]:
+    def _chosen_precisions(self, precisions: Precisions) -> dict[str, Tensor]:
         values = {name: precisions[name] for name in self.names}
         return {
             name: value.flatten()[self.indices[name].to(value.device)] if value.ndim else value
@@ -106,11 +106,11 @@ class SubnetworkCurvature(Curvature):
     @override
     def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
         """That of the chosen weights."""
-        return self.inner.log_det_ratio(self._of_chosen(precisions), scale)
+        return self.inner.log_det_ratio(self._chosen_precisions(precisions), scale)
 
     @override
     def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
-        chosen = self.inner._draws(self._of_chosen(precisions), scale, count, draw)
+        chosen = self.inner._draws(self._chosen_precisions(precisions), scale, count, draw)
         draws = {}
         for name, values in chosen.items():
             whole = values.new_zeros(count, self.shapes[name].numel())
@@ -121,7 +121,7 @@ class SubnetworkCurvature(Curvature):
     @override
     def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
         """That of the chosen weights."""
-        inner = self.inner.output_covariance(self._of_chosen(precisions), scale)
+        inner = self.inner.output_covariance(self._chosen_precisions(precisions), scale)
 
         def covariance(gradients: Mapping[str, Any], together: int = 1) -> Tensor:
             count, outputs = gradients[self.names[0]].shape[:2]

@@ -48,7 +48,7 @@ def numbers(values: Tensor) -> ndarray:
 
 @torch.no_grad()
 def problem_of_predictions(
-    mll: MarginalLogLikelihood, at_bounds: tuple[str, ...]
+    mll: MarginalLogLikelihood, bounded_names: tuple[str, ...]
 ) -> Literal["", "constant", "bound", "noise"]:
     """What is wrong with predictions of points from all others, in any member of a batch."""
     model = mll.model
@@ -75,7 +75,7 @@ def problem_of_predictions(
     varied = target_variance > 0
     if (constant & varied).any():
         return "constant"
-    if not at_bounds:
+    if not bounded_names:
         return ""
     with np.errstate(all="ignore"):
         log_density = -0.5 * (error**2 / variance + np.log(2 * math.pi * variance))
@@ -89,7 +89,7 @@ def problem_of_predictions(
     hyperparameters = sum(p.numel() for p in trainable(mll).values() if id(p) not in weights)
     few = observed.sum(-1) * members < _FEW * hyperparameters
     has_prior = any(name.endswith("noise_prior") for name, *_ in mll.named_priors())
-    noise_at_bound = any(name.endswith("raw_noise") for name in at_bounds) and not has_prior
+    noise_at_bound = any(name.endswith("raw_noise") for name in bounded_names) and not has_prior
     return "noise" if noise_at_bound and (inexact & few).any() else ""
 
 

@@ -192,9 +192,9 @@ def start_from_residuals(evidence: LaplaceEvidence) -> None:
         return
     model = evidence.mll.model
     precision = model.prior.log_precision
-    as_it_is = None if noise is None else float(noise.leaf)
+    current = None if noise is None else float(noise.leaf)
     residual = None if noise is None else math.log(size)
-    starts = [(as_it_is, precision.clone()), (residual, precision.clone())]
+    starts = [(current, precision.clone()), (residual, precision.clone())]
     if precision.requires_grad:
         starts.append((residual, _most_likely(model.prior, model.network)))
 
@@ -264,7 +264,7 @@ def maximize_evidence(evidence: LaplaceEvidence) -> str:
             with torch.enable_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", NumericalWarning)
                 value = evidence.nats(
-                    prior.of_values(numbers[0].exp()) if precision.requires_grad else None,
+                    prior.named_precisions(numbers[0].exp()) if precision.requires_grad else None,
                     None if noise is None else numbers[-1].squeeze(0).exp(),
                 )
                 slope = torch.cat(torch.autograd.grad(value, numbers, retain_graph=has_priors))
@@ -282,7 +282,7 @@ def maximize_evidence(evidence: LaplaceEvidence) -> str:
     # A hyperparameter at a bound that pushes outwards has converged, too.
     held = (end.x <= low) & (slope > 0) | (end.x >= high) & (slope < 0)
     if noise is not None and held[-1]:
-        return _at_bound(end.x[-1])
+        return _bound_note(end.x[-1])
     left = numpy.abs(numpy.where(held, 0.0, slope)).max()
     # What is left of the slope may be the rounding of a sum over all points.
     rounding = _ROUNDINGS * torch.finfo(precision.dtype).eps * evidence.mll.num_data
@@ -317,10 +317,10 @@ def fit_noise_to_residuals(evidence: LaplaceEvidence) -> str:
     log_size = math.log(size) if size > 0 else -math.inf
     low, high = noise.bounds
     noise.write(min(max(log_size, low), high))
-    return "" if low <= log_size <= high or size == 0 else _at_bound(float(noise.leaf.detach()))
+    return "" if low <= log_size <= high or size == 0 else _bound_note(float(noise.leaf.detach()))
 
 
-def _at_bound(log_noise: float) -> str:
+def _bound_note(log_noise: float) -> str:
     return (
         f"The noise ended at a bound of the likelihood, {math.exp(log_noise):.3g}. Give a "
         "noise constraint in the units of the targets, or none."

@@ -82,7 +82,7 @@ class _NetworkTraining:
         epochs: int = 1,
         hyper_lr: float | None = None,
         seed: int,
-        by_class: bool = False,
+        per_class: bool = False,
         progress: bool | None = None,
     ) -> None:
         self.mll = mll
@@ -91,7 +91,7 @@ class _NetworkTraining:
         parameters = list(self.model.network.parameters())
         self.data = TrainingBatches(
             x, y, mll.num_data, batch_size=batch_size, generator=self.generator,
-            device=parameters[0].device, by_class=by_class,
+            device=parameters[0].device, per_class=per_class,
         )  # fmt: skip
         self.optimizers = [torch.optim.Adam([p for p in parameters if p.requires_grad], lr=lr)]
         self._rates = (lr, lr if final_lr is None else final_lr, epochs)
@@ -389,7 +389,7 @@ def fit_online(
         raise ArgumentError("partition", "'class' and targets that are no classes", "'random'")
     training = _NetworkTraining(
         mll, train_x, train_y, batch_size=batch_size, lr=lr, final_lr=final_lr, epochs=epochs,
-        hyper_lr=hyper_lr, seed=seed, by_class=partition == "class", progress=progress,
+        hyper_lr=hyper_lr, seed=seed, per_class=partition == "class", progress=progress,
     )  # fmt: skip
     course = training.course
     if checkpoint is not None:

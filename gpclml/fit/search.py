@@ -443,7 +443,7 @@ def _line_search(
     return replace(
         end, loss=-objective(mll) if has_priors or len(ends) > 1 else end.loss,
         message="" if end.reason == "converged" else end.message,
-        at_bounds=_at_bounds(mll, bounds), ran_away=ran_away(mll), road=fixed.road,
+        at_bounds=_bounded_names(mll, bounds), ran_away=ran_away(mll), road=fixed.road,
     )  # fmt: skip
 
 
@@ -501,7 +501,7 @@ class _GainsNothingError(Exception):
     """The last steps of a line search have gained next to nothing."""
 
 
-def _at_bounds(mll: MarginalLogLikelihood, bounds: Bounds) -> tuple[str, ...]:
+def _bounded_names(mll: MarginalLogLikelihood, bounds: Bounds) -> tuple[str, ...]:
     """Names of the parameters of which an entry is at a bound, but for rounding."""
     named, names = dict(mll.named_parameters()), []
     for name, pair in bounds.items():

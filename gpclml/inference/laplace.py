@@ -221,8 +221,8 @@ class Mode:
         left = 0.5 * a + implicit
         outer = left.unsqueeze(-1) * a.unsqueeze(-2)
         grad_matrix = 0.5 * (outer + outer.mT - R)
-        of_targets = torch.ones_like(a), _times(K, implicit), 0.5 * variance
-        return grad_matrix, a + implicit, of_targets
+        target_weights = torch.ones_like(a), _times(K, implicit), 0.5 * variance
+        return grad_matrix, a + implicit, target_weights
 
     def parameter_gradients(
         self, density: TargetDensity, targets: Tensor, weights: tuple[Tensor, ...]
@@ -258,11 +258,11 @@ def find_mode(
     value, at = log_joint(a, f)
     if start is not None and start.shape == a.shape:
         started = mean + _times(K, start)
-        other, at_start = log_joint(start, started)
+        other, start_derivatives = log_joint(start, started)
         better = other > value
         ahead = better.unsqueeze(-1)
         a, f, value = a.where(~ahead, start), f.where(~ahead, started), value.where(~better, other)
-        at = Derivatives(*(x.where(~ahead, y) for x, y in zip(at, at_start, strict=True)))
+        at = Derivatives(*(x.where(~ahead, y) for x, y in zip(at, start_derivatives, strict=True)))
     curvature = _Curvature(K, -at.second, density.is_log_concave)
     for _ in range(_MOST_STEPS):
         b = curvature.curvature * (f - mean) + at.first
@@ -659,7 +659,7 @@ class LatentCovariance(ExactCovariance):
             for sign, rows, approximated in evidences:
                 weight = (sign * grad).unsqueeze(-1)
                 block = self._rows(rows)
-                matrix_term, mean_term, of_targets = approximated.gradients(block)
+                matrix_term, mean_term, target_weights = approximated.gradients(block)
                 matrix_term = (weight.unsqueeze(-1) * matrix_term).sum_to_size(block.shape)
                 mean_term = (weight * mean_term).sum_to_size(grad_mean[..., rows].shape)
                 if isinstance(rows, slice):
@@ -667,7 +667,7 @@ class LatentCovariance(ExactCovariance):
                 else:
                     grad_matrix[..., rows.unsqueeze(-1), rows] += matrix_term
                     grad_mean[..., rows] += mean_term
-                weights = tuple(weight * term for term in of_targets)
+                weights = tuple(weight * term for term in target_weights)
                 if self.observed is not None:
                     seen = self.observed[..., rows]
                     weights = tuple(torch.where(seen, term, 0.0) for term in weights)
@@ -700,8 +700,8 @@ class LatentCovariance(ExactCovariance):
                     for block in group
                 ]
             else:
-                at_once = max(1, _NUMBERS_AT_ONCE // self.shape.numel())
-                values += [self._conditionals(chunk) for chunk in group.split(at_once)]
+                chunk_size = max(1, _NUMBERS_AT_ONCE // self.shape.numel())
+                values += [self._conditionals(chunk) for chunk in group.split(chunk_size)]
         return torch.cat(values, -1)
 
     def _conditionals(self, blocks: Tensor) -> Tensor:

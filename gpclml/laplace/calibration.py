@@ -200,7 +200,7 @@ def validated_temperature(
 
 
 @torch.no_grad()
-def as_likely_as_the_network(
+def validated_factor(
     likelihood: OutputLikelihood,
     outputs: Tensor,
     target: Tensor,

@@ -59,8 +59,8 @@ class TensorNetwork(torch.nn.Module):
             result = network(x)
         else:
             sizes = [max(1, math.prod(shape)) for _, shape, _ in layout]
-            parts = zip(layout, x[:, : sum(sizes)].split(sizes, dim=1), strict=True)
-            inputs = {k: p.reshape(-1, *shape).to(dtype) for (k, shape, dtype), p in parts}
+            columns = zip(layout, x[:, : sum(sizes)].split(sizes, dim=1), strict=True)
+            inputs = {k: p.reshape(-1, *shape).to(dtype) for (k, shape, dtype), p in columns}
             # Networks of Hugging Face take the entries as arguments, others the dictionary.
             try:
                 inspect.signature(network.forward).bind(**inputs)
@@ -91,13 +91,13 @@ class TensorNetwork(torch.nn.Module):
         if len(set(counts.values())) > 1:
             raise ShapeError(argument, f"rows {counts}", "as many rows in all entries")
         layout = [(k, v.shape[1:], v.dtype) for k, v in x.items()]
-        parts = [v.reshape(len(v), -1).double() for v in x.values()]
-        width = sum(part.shape[1] for part in parts)
+        columns = [v.reshape(len(v), -1).double() for v in x.values()]
+        width = sum(column.shape[1] for column in columns)
         # Sequences of other lengths have other widths; two layouts of one width get a column more.
         while self._layouts.setdefault(width, layout) != layout:
-            parts.append(parts[0].new_zeros(len(parts[0]), 1))
+            columns.append(columns[0].new_zeros(len(columns[0]), 1))
             width += 1
-        return torch.cat(parts, dim=1)
+        return torch.cat(columns, dim=1)
 
     def pairs(self, argument: str, data: Any, size: int) -> Any:
         """Data whose points are tensors: pairs, or dictionaries that have their targets."""

@@ -76,12 +76,12 @@ from gpclml.fit.evidence import (
 )
 from gpclml.laplace.calibration import (
     FACTORS,
-    as_likely_as_the_network,
     bridged,
     calibrated,
     confident_as_the_network,
     factor_by_clml,
     scaled_outputs,
+    validated_factor,
     validated_temperature,
 )
 from gpclml.laplace.inputs import (
@@ -484,7 +484,7 @@ class Laplace:
             likelihood, scaled, target, covariances[index], outputs
         )
         if gain < -error and spread == "both":
-            self.output_scale, self.output_temperature = as_likely_as_the_network(
+            self.output_scale, self.output_temperature = validated_factor(
                 likelihood, outputs, target, covariances[index], self.output_scale
             )
         elif gain < 0 and spread == "validation":
@@ -852,7 +852,7 @@ class Laplace:
             if values.numel() != 1 and values.shape != shape:
                 expected = f"a number, or {tuple(shape)}, one for each {self.by}"
                 raise ShapeError("prior_precision", tuple(values.shape), expected)
-            precisions = self._prior.of_values(values.reshape(-1).expand(shape))
+            precisions = self._prior.named_precisions(values.reshape(-1).expand(shape))
         for value in precisions.values():
             check_positive(prior_precision=value.detach())
         if noise is not None:

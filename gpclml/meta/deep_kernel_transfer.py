@@ -219,7 +219,7 @@ class DeepKernelTransfer(ExactGP):
                 y = torch.where(present, y, math.nan)
             if self.training:
                 self.targets.count(y)
-            offset, scale = self.targets.of_tasks(y[:, : episodes.num_support])
+            offset, scale = self.targets.offset_and_scale(y[:, : episodes.num_support])
             y = (y - offset) / scale
         # One row of features a point: the classes of a task share its kernel and factorization.
         features = self.features(x, mask)
@@ -253,7 +253,7 @@ class DeepKernelTransfer(ExactGP):
             value = cast(Tensor, cast(Any, mll)(output, targets))
         else:
             with settings.observation_nan_policy("mask"):
-                value = cast(Tensor, cast(Any, _by_places(mll, targets))(output, targets))
+                value = cast(Tensor, cast(Any, _held_out_by_place(mll, targets))(output, targets))
         # The density of y is that of (y - mean) / deviation, divided by the deviation.
         return value if episodes.ways else value - self._scale(episodes)[1].log().to(value)
 
@@ -262,7 +262,7 @@ class DeepKernelTransfer(ExactGP):
         y, mask = episodes.support_y, episodes.mask()
         if mask is not None:
             y = torch.where(mask[:, : episodes.num_support].to(y.device), y, math.nan)
-        return self.targets.of_tasks(y)
+        return self.targets.offset_and_scale(y)
 
     @torch.no_grad()
     @checked
@@ -362,13 +362,13 @@ class TargetScale(torch.nn.Module):
     """Mean and standard deviation of all targets of the first tasks of a training.
 
     Its state is in double precision, whatever the type of the model. With ``most`` 0 no task counts
-    and targets are taken as they are. With ``by_task`` it is that of the logarithm of the standard
+    and targets are taken as they are. With ``per_task`` it is that of the logarithm of the standard
     deviation of each task.
     """
 
-    def __init__(self, most: int, by_task: bool = False) -> None:
+    def __init__(self, most: int, per_task: bool = False) -> None:
         super().__init__()
-        self._most, self._by_task = most, by_task
+        self._most, self._per_task = most, per_task
         self._tasks = self._points = self._squares = self.mean = 0.0
 
     @property
@@ -384,7 +384,7 @@ class TargetScale(torch.nn.Module):
             return
         values = y[:left].detach().cpu().double()
         self._tasks += len(values)
-        if self._by_task:
+        if self._per_task:
             values = _mean_and_deviation(values)[1].log()
         values = values[values.isfinite()]
         if len(values):
@@ -396,12 +396,12 @@ class TargetScale(torch.nn.Module):
             self.mean += distance * len(values) / points
             self._points = points
 
-    def of_tasks(self, y: Tensor) -> tuple[Tensor, Tensor]:
+    def offset_and_scale(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Offset and scale of tasks with support targets ``(tasks, s)``, NaN where missing.
 
         Both in double precision, ``(tasks, 1)`` by task, else ``(1, 1)``.
         """
-        if not self._by_task:
+        if not self._per_task:
             common = torch.tensor([[self.mean], [self.deviation]], dtype=torch.float64)
             offset, scale = common.to(y.device).split(1)
             return offset, scale
@@ -442,7 +442,7 @@ def _one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype, mask: Tensor | N
     return targets.masked_fill(~mask.to(targets.device).unsqueeze(-2), math.nan)
 
 
-def _by_places(mll: MarginalLogLikelihood, targets: Tensor) -> MarginalLogLikelihood:
+def _held_out_by_place(mll: MarginalLogLikelihood, targets: Tensor) -> MarginalLogLikelihood:
     """The objective in which the first m points of ``LastPoints`` are those in the first m places.
 
     By itself it counts rows in which some task has a target. GPyTorch's own objectives would leave

@@ -74,15 +74,15 @@ class Episodes:
         if query_y is None or query_y.shape[-1:] == (0,):
             known_x = query_x[:, :0]
             query_y = support_y[..., :0] if support_y.ndim else support_y
-        parts = ("support", support_x, support_y), ("query", known_x, query_y)
-        for name, x, y in parts:
+        point_sets = ("support", support_x, support_y), ("query", known_x, query_y)
+        for name, x, y in point_sets:
             if y.ndim != 2 or y.shape[0] != tasks or x.shape[:2] != y.shape:
                 expected = f"({tasks}, n) beside {name}_x of shape ({tasks}, n, ...)"
                 got = f"shape {tuple(y.shape)} beside {tuple(x.shape)}"
                 raise ShapeError(f"{name}_y", got, expected)
         support_sizes = _sizes("support_sizes", support_sizes, support_x)
         query_sizes = _sizes("query_sizes", query_sizes, query_x)
-        for (name, _, y), sizes in zip(parts, (support_sizes, query_sizes), strict=True):
+        for (name, _, y), sizes in zip(point_sets, (support_sizes, query_sizes), strict=True):
             if ways and reads_are_free(y.device):
                 points = y[_within(sizes, y)]
                 check_classes(f"{name}_y", points, ways, "Number the classes of each task from 0.")
@@ -339,19 +339,19 @@ class DatasetTasks(NumberedTasks):
 
 def _read_task(dataset: Any, index: int, ways: int) -> Episodes:
     """An item of a data set as a batch of one task."""
-    item = dataset[index]
+    task = dataset[index]
     try:
-        if not isinstance(item, Episodes):
-            if not isinstance(item, tuple | list) or len(item) not in (3, 4):
-                size = f" of {len(item)}" if isinstance(item, Sized) else ""
-                raise TypeError(type(item).__name__ + size)
-            item = Episodes(*(torch.as_tensor(part).unsqueeze(0) for part in item), ways=ways)
-        if item.num_tasks != 1:
-            raise ValueError(f"{item.num_tasks} tasks")
+        if not isinstance(task, Episodes):
+            if not isinstance(task, tuple | list) or len(task) not in (3, 4):
+                size = f" of {len(task)}" if isinstance(task, Sized) else ""
+                raise TypeError(type(task).__name__ + size)
+            task = Episodes(*(torch.as_tensor(values).unsqueeze(0) for values in task), ways=ways)
+        if task.num_tasks != 1:
+            raise ValueError(f"{task.num_tasks} tasks")
     except (TypeError, ValueError, RuntimeError) as error:
         expected = "tensors (support_x, support_y, query_x, query_y), or Episodes of one task"
         raise ShapeError("dataset", f"item {index}: {error}", expected) from error
-    return item
+    return task
 
 
 class ImageTasks(NumberedTasks):

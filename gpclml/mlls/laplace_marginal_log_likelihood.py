@@ -96,7 +96,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
 
     likelihood: Likelihood
     model: LinearizedNetwork
-    _of_latent: ConditionalMarginalLogLikelihood | None
+    _latent_mll: ConditionalMarginalLogLikelihood | None
 
     @checked(temperature="() | (1,)")
     def __init__(
@@ -120,7 +120,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
             conditional = ConditionalMarginalLogLikelihood(likelihood, model, LastPoints(m=0))
             conditional._approximation = "laplace"  # whatever that of the model's posterior
             # Not a child: its parameters are those of this objective.
-            object.__setattr__(self, "_of_latent", conditional)
+            object.__setattr__(self, "_latent_mll", conditional)
             self._generator = seeded(seed)
             return
         has_data = isinstance(model, LinearizedNetwork) and "train_inputs" in vars(model)
@@ -132,7 +132,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         check_positive(temperature=temperature)
         output_likelihood(likelihood)
         super().__init__(likelihood, model)
-        self._of_latent = None
+        self._latent_mll = None
         self.num_data: int = num_data
         self.curvature: Structure = Kronecker() if curvature is None else curvature
         self.hessian = hessian
@@ -169,8 +169,8 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
             UnsupportedError, ModelModeError, NonFiniteError, NotPSDError: The curvature cannot be
                 computed for this network, or is not finite.
         """
-        if self._of_latent is not None:
-            return cast(Tensor, self._of_latent(output, target))
+        if self._latent_mll is not None:
+            return cast(Tensor, self._latent_mll(output, target))
         output = cast(Linearization, output)
         # The checks of the targets come before the curvature is computed.
         output_likelihood(self.likelihood).log_density(output.mean.detach(), target)
@@ -184,10 +184,10 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         Raises:
             UnsupportedError: The model is a network without data.
         """
-        if self._of_latent is None:
+        if self._latent_mll is None:
             return -self._evidence_of_data()()
-        self._of_latent.training = self.training
-        return self._of_latent.compute_custom_loss(**kwargs)
+        self._latent_mll.training = self.training
+        return self._latent_mll.compute_custom_loss(**kwargs)
 
     def _evidence_of_data(self) -> LaplaceEvidence:
         """The evidence of the network's own data, whose curvature is kept for these weights."""
@@ -224,7 +224,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
 
     def road(self) -> Road:
         """Which way an evaluation for a latent GP goes, and why not a faster one."""
-        return self._of_latent.road() if self._of_latent else Road("Laplace's approximation")
+        return self._latent_mll.road() if self._latent_mll else Road("Laplace's approximation")
 
     @checked(late=True)
     def log_joint(self, output: Linearization, target: Tensor) -> Tensor:

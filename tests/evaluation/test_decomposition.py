@@ -58,7 +58,7 @@ def nested_sum():
     return outer, terms
 
 
-def by_brute_force(terms, noise, residual, m, center):
+def brute_force(terms, noise, residual, m, center):
     """Mean and covariance of all components at the last m points, by one joint Gaussian.
 
     Args:
@@ -93,7 +93,7 @@ def test_components_of_nested_sums_are_those_of_one_joint_gaussian(center):
     result = decompose(model, new, center=center)
     matrices = terms(torch.cat([x, new]))
     torch.testing.assert_close(model.covar_module(new).to_dense(), sum(matrices)[14:, 14:])
-    shift, covariance = by_brute_force(matrices, noise, y - mean(x), 5, center)
+    shift, covariance = brute_force(matrices, noise, y - mean(x), 5, center)
     shift[-1] += mean(new)
     assert result.names == (
         "RBF(0)", "Linear(2) * RQ(2, 0)", "Periodic(0) * RQ(2, 0)", "Matern", "mean function",
@@ -135,8 +135,8 @@ def test_components_add_up_to_the_prediction(make, center):
     covariance = result.covariance.sum((-4, -3))
     torch.testing.assert_close(covariance, function.covariance_matrix, rtol=1e-9, atol=1e-9 * scale)
     if center:
-        at_data = decompose(model, x, center=True).mean[..., :-1, :].mean(-1)
-        torch.testing.assert_close(at_data, torch.zeros_like(at_data), rtol=0, atol=1e-9)
+        data_mean = decompose(model, x, center=True).mean[..., :-1, :].mean(-1)
+        torch.testing.assert_close(data_mean, torch.zeros_like(data_mean), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("outputs", [1, 2])

@@ -96,7 +96,7 @@ def covariance(n, scale):
     return scale * (-2 * (x[:, None] - x).square()).exp() + 1e-6 * torch.eye(n, dtype=x.dtype)
 
 
-def by_quadrature(K, density, y):
+def quadrature(K, density, y):
     """Log evidence by a grid in the coordinates of a whitened prior."""
     L = torch.linalg.cholesky(K)
     z = torch.linspace(-6.5, 6.5, 66, dtype=torch.float64)
@@ -149,7 +149,7 @@ def test_evidence_and_conditional_are_near_those_by_quadrature(name, scale):
     density, y = target_density(LIKELIHOODS[name]().double()), targets_of(name)
     K, zeros = covariance(3, scale), torch.zeros(3, dtype=torch.float64)
     whole, others = find_mode(K, zeros, density, y), find_mode(K[:2, :2], zeros[:2], density, y[:2])
-    exact, exact_others = by_quadrature(K, density, y), by_quadrature(K[:2, :2], density, y[:2])
+    exact, exact_others = quadrature(K, density, y), quadrature(K[:2, :2], density, y[:2])
     # Nats a target: with a scale of 100 the posteriors of classes are far from normal.
     tolerance = 0.05 if scale == 1 else 0.22
     assert whole.log_evidence.item() == pytest.approx(exact, abs=3 * tolerance)
@@ -157,10 +157,10 @@ def test_evidence_and_conditional_are_near_those_by_quadrature(name, scale):
     assert conditional == pytest.approx(exact - exact_others, abs=2 * tolerance)
     if name in CONCAVE:
         sites = find_sites(K, zeros, density, y, None, whole.sites)
-        of_others = find_sites(K[:2, :2], zeros[:2], density, y[:2], None, others.sites)
+        others_evidence = find_sites(K[:2, :2], zeros[:2], density, y[:2], None, others.sites)
         # Of counts with a scale of 100 the grid is too wide to be exact.
         assert sites.log_evidence.item() == pytest.approx(exact, abs=0.05)
-        conditional = (sites.log_evidence - of_others.log_evidence).item()
+        conditional = (sites.log_evidence - others_evidence.log_evidence).item()
         assert conditional == pytest.approx(exact - exact_others, abs=0.02)
 
 
@@ -272,9 +272,9 @@ def test_learning_curves_add_up_to_the_evidence(approximation):
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
     curve = training_observations(model).covariance.sequential(y, torch.randperm(12)[None])
     assert curve.sum().item() == pytest.approx(12 * mll(model(x), y).item(), rel=1e-9)
-    by_laplace = LaplaceMarginalLogLikelihood(model.likelihood, model)(model(x), y)
-    assert by_laplace.item() == pytest.approx(mll(model(x), y).item(), abs=0.1)
-    assert torch.equal(by_laplace, mll(model(x), y)) == (approximation == "laplace")
+    laplace_evidence = LaplaceMarginalLogLikelihood(model.likelihood, model)(model(x), y)
+    assert laplace_evidence.item() == pytest.approx(mll(model(x), y).item(), abs=0.1)
+    assert torch.equal(laplace_evidence, mll(model(x), y)) == (approximation == "laplace")
     before = mll.compute_custom_loss().item()  # what is found starts the next search
     for model.approximation in ("laplace", "ep", "laplace", approximation):
         again = mll.compute_custom_loss().item()

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from gpclml import Laplace
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.laplace.calibration import (
-    as_likely_as_the_network,
     confident_as_the_network,
     scaled_outputs,
+    validated_factor,
     validated_temperature,
 )
 
@@ -113,8 +113,8 @@ def test_points_unlike_the_training_data_are_told_apart_as_by_the_evidence(struc
             "both": fitted(case, structure, few),
         }
         pair = (ways["both"].predict(few[0], method) for method in ("closed", "mode"))
-        found, alone = (predicted.log_prob(few[1]).double() for predicted in pair)
-        assert (found - alone).mean() >= -(found - alone).std() / len(alone) ** 0.5
+        calibrated, alone = (predicted.log_prob(few[1]).double() for predicted in pair)
+        assert (calibrated - alone).mean() >= -(calibrated - alone).std() / len(alone) ** 0.5
         for name, posterior in ways.items():
             losses.setdefault(name, []).append(loss(posterior, case.test))
         for name, posterior in ways.items():
@@ -176,15 +176,15 @@ def test_a_temperature_below_one_needs_evidence():
 def test_only_points_of_larger_variances_than_validation_points_are_less_sure():
     logits, y = sure(200, 1)
     covariance = 9 * torch.eye(2).expand(200, 2, 2)
-    factor, temperature = as_likely_as_the_network(SOFTMAX, logits, y, covariance, 1.1)
+    factor, temperature = validated_factor(SOFTMAX, logits, y, covariance, 1.1)
     assert 1.1 < factor <= math.sqrt(1 + 9 * math.pi / 8)
     scaled = scaled_outputs(SOFTMAX, logits, covariance.diagonal(dim1=-2, dim2=-1), factor)
     alone = SOFTMAX.predictive(logits, 0 * covariance)
-    found = SOFTMAX.predictive(scaled / temperature, covariance)
-    gains = found.log_prob(y).double() - alone.log_prob(y).double()
+    predicted = SOFTMAX.predictive(scaled / temperature, covariance)
+    gains = predicted.log_prob(y).double() - alone.log_prob(y).double()
     assert gains.mean() >= -gains.std() / math.sqrt(200)
     wider = SOFTMAX.predictive(factor * logits / temperature, 4 * covariance)
-    assert float(wider.probs.max()) < float(found.probs.max()) - 0.02
+    assert float(wider.probs.max()) < float(predicted.probs.max()) - 0.02
 
 
 @pytest.mark.parametrize("binary", [False, True])

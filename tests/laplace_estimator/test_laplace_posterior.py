@@ -69,8 +69,8 @@ NEW = torch.rand(5, 2, generator=torch.Generator().manual_seed(7), dtype=torch.f
 def jacobian(network, x):
     """Rows of all outputs, ``(N C, P)``, in the order of the parameters."""
     parameters = {name: p.detach() for name, p in network.named_parameters()}
-    parts = jacrev(lambda p: functional_call(network, p, (x,)))(parameters)
-    return torch.cat([part.flatten(2) for part in parts.values()], dim=-1).flatten(0, 1)
+    jacobians = jacrev(lambda p: functional_call(network, p, (x,)))(parameters)
+    return torch.cat([matrix.flatten(2) for matrix in jacobians.values()], dim=-1).flatten(0, 1)
 
 
 def dense_precisions(posterior):
@@ -309,9 +309,9 @@ def test_a_botorch_model_of_several_outputs():
     joint = posterior.output_distribution(points[2], joint=True)
     torch.testing.assert_close(both.distribution.covariance_matrix[2], joint.covariance_matrix)
     for index in (0, 1, -1):
-        one = model.posterior(points, output_indices=[index])
-        torch.testing.assert_close(one.mean[..., 0], both.mean[..., index])
-        torch.testing.assert_close(one.variance[..., 0], both.variance[..., index])
+        single = model.posterior(points, output_indices=[index])
+        torch.testing.assert_close(single.mean[..., 0], both.mean[..., index])
+        torch.testing.assert_close(single.variance[..., 0], both.variance[..., index])
     weights = ScalarizedPosteriorTransform(torch.tensor([2.0, -1.0], dtype=torch.float64))
     sums = model.posterior(points, posterior_transform=weights)
     torch.testing.assert_close(sums.mean[..., 0], 2 * both.mean[..., 0] - both.mean[..., 1])
@@ -473,10 +473,10 @@ def test_the_evidence_at_other_hyperparameters():
     )
     groups = torch.tensor([2.0, 5.0], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(posterior.log_marginal_likelihood, groups)
-    by_name = {"0.weight": 2.0, "0.bias": 2.0, "2.weight": 5.0, "2.bias": 5.0}
+    precisions = {"0.weight": 2.0, "0.bias": 2.0, "2.weight": 5.0, "2.bias": 5.0}
     names = [name for name, _ in network.named_parameters()]
-    by_name = dict(zip(names, by_name.values(), strict=True))
-    value = posterior.log_marginal_likelihood(by_name)
+    precisions = dict(zip(names, precisions.values(), strict=True))
+    value = posterior.log_marginal_likelihood(precisions)
     torch.testing.assert_close(value, posterior.log_marginal_likelihood(groups).detach())
     likelihood = GaussianLikelihood().double()
     likelihood.noise = 0.02
@@ -659,8 +659,8 @@ def test_dictionaries_in_every_form(tmp_path):
     wrapped = nn.Module()
     wrapped.inner = network
     wrapped.forward = lambda data: network(**data)  # of one dictionary, as laplace-torch has it
-    one = Laplace(wrapped, "classification").fit(batch)
-    assert one.log_evidence == pytest.approx(posterior.log_evidence)
+    whole = Laplace(wrapped, "classification").fit(batch)
+    assert whole.log_evidence == pytest.approx(posterior.log_evidence)
 
 
 class LoRA(nn.Module):
@@ -745,11 +745,11 @@ def test_training_by_the_evidence_is_one_call_that_resumes(tmp_path):
     assert torch.equal(resumed.predict(NEW).stddev, whole.predict(NEW).stddev)
     assert whole.log_evidence / len(X) >= whole.training.objective - 0.05
     loader = DataLoader(list(zip(X, Y[:, 0], strict=True)), batch_size=30)
-    by_loader = made().fit_online(loader, epochs=3, burn_in=1)
-    assert math.isfinite(by_loader.log_evidence)
+    online = made().fit_online(loader, epochs=3, burn_in=1)
+    assert math.isfinite(online.log_evidence)
     read = reader(sentences())
-    by_dictionaries = Laplace(read, "classification").fit_online(sentences(), epochs=2, burn_in=1)
-    assert by_dictionaries.predict(sentences()).probs.shape == (50, 3)
+    online = Laplace(read, "classification").fit_online(sentences(), epochs=2, burn_in=1)
+    assert online.predict(sentences()).probs.shape == (50, 3)
 
 
 def test_bad_inputs_are_refused_by_name():

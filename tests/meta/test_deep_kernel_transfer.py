@@ -356,8 +356,8 @@ def test_densities_by_task_are_those_of_the_targets_in_their_units():
     value = model.objective(objective(model, m=6), data)
     targets = torch.cat([data.support_y, data.query_y], 1)
     common = targets.std(1).log().mean()
-    mean, own = data.support_y.mean(1, keepdim=True), data.support_y.std(1, keepdim=True)
-    scale = (5 / 6 * own.log() + 1 / 6 * common).exp()  # its own weighs as five of six points
+    mean, deviation = data.support_y.mean(1, keepdim=True), data.support_y.std(1, keepdim=True)
+    scale = (5 / 6 * deviation.log() + 1 / 6 * common).exp()  # its own weighs as five of six points
     support_y, query_y = ((y - mean) / scale for y in (data.support_y, data.query_y))
     plain = waves(standardize=False).double()
     same = Episodes(data.support_x, support_y, data.query_x, query_y)
@@ -373,7 +373,7 @@ def test_tasks_of_one_or_of_equal_support_targets_have_the_scale_of_training(sup
     model = waves(standardize="task").double()
     model.objective(objective(model), ByTask(0.0).draw(range(10)).to(torch.float64))
     x, y = torch.rand(1, support, 1).double(), torch.full((1, support), 40.0).double()
-    offset, scale = model.targets.of_tasks(y)
+    offset, scale = model.targets.offset_and_scale(y)
     assert offset.item() == 40.0
     assert scale.item() == pytest.approx(math.exp(model.targets.mean))
     assert bool(model.predict(Episodes(x, y, x)).stddev.isfinite().all())

@@ -135,14 +135,14 @@ def test_padding_reaches_neither_batch_statistics_nor_the_scale_of_targets(kerne
     """Whatever a caller's own padding holds."""
     tasks = ragged()
     filled = Episodes.pad(tasks)
-    parts = {}
-    for part in ("support", "query"):
-        x, y = (getattr(filled, f"{part}_{name}").clone() for name in ("x", "y"))
-        for i, size in enumerate(getattr(filled, f"{part}_sizes")):
+    fields = {}
+    for subset in ("support", "query"):
+        x, y = (getattr(filled, f"{subset}_{name}").clone() for name in ("x", "y"))
+        for i, size in enumerate(getattr(filled, f"{subset}_sizes")):
             x[i, size:], y[i, size:] = junk, junk
-        parts |= {f"{part}_x": x, f"{part}_y": y}
+        fields |= {f"{subset}_x": x, f"{subset}_y": y}
     sizes = {"support_sizes": filled.support_sizes, "query_sizes": filled.query_sizes}
-    padded = Episodes(**parts, **sizes)
+    padded = Episodes(**fields, **sizes)
     model = transfer(kernel, standardize=True, norm=True)
     value = model.objective(objective(model), padded)
     points = torch.cat([each.inputs()[0] for each in tasks])
@@ -273,7 +273,7 @@ class Items(Dataset):
         return self.items[index]
 
 
-def parts(episodes, known=True):
+def task_tensors(episodes, known=True):
     names = ["support_x", "support_y", "query_x", *["query_y"] * known]
     return tuple(getattr(episodes, name)[0] for name in names)
 
@@ -283,10 +283,10 @@ def parts(episodes, known=True):
 def test_data_sets_of_tasks(form, ways):
     episodes = ragged(ways)
     items = {
-        "tuples": [parts(each) for each in episodes],
-        "lists": [list(parts(each)) for each in episodes],
-        "arrays": [tuple(part.numpy() for part in parts(each)) for each in episodes],
-        "list": [parts(each) for each in episodes],
+        "tuples": [task_tensors(each) for each in episodes],
+        "lists": [list(task_tensors(each)) for each in episodes],
+        "arrays": [tuple(values.numpy() for values in task_tensors(each)) for each in episodes],
+        "list": [task_tensors(each) for each in episodes],
     }.get(form, episodes)
     tasks = DatasetTasks(items if form == "list" else Items(items), ways)
     assert len(tasks) == 4

@@ -240,7 +240,7 @@ def test_another_optimizer_or_scheduler_does_not_go_on(tmp_path):
 
 def test_the_default_is_adam_and_rates_are_those_of_the_schedule():
     models = [transfer() for _ in range(3)]
-    by_name, by_class, halved = (
+    default, adam, halved = (
         train_on_tasks(model, objective(model), tasks(), steps=5, progress=False, **options).history
         for model, options in zip(
             models,
@@ -252,7 +252,7 @@ def test_the_default_is_adam_and_rates_are_those_of_the_schedule():
             strict=True,
         )
     )
-    assert by_name == by_class != halved
+    assert default == adam != halved
     model = transfer()
     options = {"steps": 5, "lr": 5e-4, "progress": False}
     assert train_on_tasks(model, objective(model), tasks(), **options).history == halved

@@ -99,14 +99,14 @@ def test_batches_add_up_to_all_points():
     x, y = data()
     observations = training_observations(GPRegression(x, y, "deep").train())
     split = NearestNeighbors(k=5, batch=None).split(len(y), points=observations.metric())
-    parts = [
+    densities = [
         conditional_log_densities(
             observations, Split([split.held_out[0][rows]], split.conditioned_on[rows])
         ).mean()
         for rows in torch.randperm(30, generator=torch.Generator().manual_seed(0)).split(6)
     ]
     every = conditional_log_densities(observations, split).mean()
-    torch.testing.assert_close(torch.stack(parts).mean(), every, rtol=0, atol=1e-10)
+    torch.testing.assert_close(torch.stack(densities).mean(), every, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kernel", ["matern", "deep", "deep_bottleneck", "deep_joint"])
@@ -301,10 +301,10 @@ def test_copies_leave_room_for_other_neighbours(order):
     strategy = NearestNeighbors(k=16, batch=200, order=order)
     split = strategy.split(len(y), torch.Generator().manual_seed(0), points=x)
     points = x[split.conditioned_on]
-    of_first = (points == points[:, :1]).all(-1) & (split.conditioned_on >= 0)
+    first_copies = (points == points[:, :1]).all(-1) & (split.conditioned_on >= 0)
     complete = (split.conditioned_on >= 0).all(-1)
     assert complete.float().mean() > 0.9
-    assert (of_first.sum(-1)[complete] <= 4).all()
+    assert (first_copies.sum(-1)[complete] <= 4).all()
     assert not (split.conditioned_on == split.held_out[0]).any()
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy)
     fit_mll(mll, "adam", steps=80, lr=0.1, final_lr=1e-3, progress=False)

@@ -364,10 +364,10 @@ def test_fantasies_at_batches_of_points(m):
     model = make((), m, **BARE)
     x, test = points(5, 2, 2, seed=4), points(4, 2)
     fantasies = model.fantasize(x, SobolQMCNormalSampler(torch.Size([3]), seed=0))
-    found = fantasies.posterior(test)
-    assert found.mean.shape == (3, 5, 4, m)
+    batched = fantasies.posterior(test)
+    assert batched.mean.shape == (3, 5, 4, m)
     alone = model.condition_on_observations(x[1], outcomes(fantasies)[2, 1, -2:])
-    check_same(found, alone.posterior(test), (2, 1))
+    check_same(batched, alone.posterior(test), (2, 1))
     further = fantasies.condition_on_observations(points(1, 2), points(1, m))
     assert further.posterior(test).mean.shape == (3, 5, 4, m)
 
