@@ -118,7 +118,7 @@ def test_non_finite(value):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize(("n", "batch"), [(1, ()), (5, (2,)), (300, (2,)), (600, ())])
+@pytest.mark.parametrize(("n", "batch"), [(1, ()), (5, (2,)), (300, (2,)), (1025, ())])
 def test_inverse_of_a_factor(n, batch, in_place):
     K = reference.random_covariance(n, batch)
     inverse = inverse_of_factor(safe_cholesky(K), in_place=in_place)
