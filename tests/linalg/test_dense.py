@@ -108,6 +108,22 @@ def test_jitter_grows_tenfold():
         safe_cholesky(K)
 
 
+@pytest.mark.parametrize(
+    ("variance", "dtype", "jitter"),
+    [
+        (2.0, torch.float64, "2.0e-08"),
+        (2.0, torch.float32, "2.0e-06"),
+        (0.0, torch.float64, "1.0e-08"),
+    ],
+)
+def test_the_first_jitter_is_that_of_the_type_of_the_entries(variance, dtype, jitter):
+    K = variance * torch.ones(3, 3, dtype=dtype)
+    with pytest.warns(NumericalWarning, match=f"jitter of {jitter} was added"):
+        L = safe_cholesky(K)
+    expected = K.double() + float(jitter) * torch.eye(3, dtype=torch.float64)
+    torch.testing.assert_close(L @ L.mT, expected, rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_non_finite(value):
     K = reference.random_covariance(4)

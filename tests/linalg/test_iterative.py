@@ -418,22 +418,23 @@ def test_products_are_those_of_the_matrix(n, k, batch, right_batch, chunk, multi
     assert all(bound % multiple == 0 for asked in rows.asked for bound in asked)
 
 
-def rows_of_rbf(n, dtype):
+def rows_of_rbf(n, dtype, variance=1.0):
     """An RBF covariance of n points in the plane, by its rows."""
     x = torch.rand(n, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    matrix = torch.exp(-0.5 * torch.cdist(x, x).square() / 0.3**2).to(dtype)
+    matrix = variance * torch.exp(-0.5 * torch.cdist(x, x).square() / 0.3**2).to(dtype)
     return RowProducts(lambda i, j, k: matrix[i:j, :k], matrix.diagonal(), 0), matrix
 
 
-def test_a_pivoted_cholesky_factor_is_below_the_matrix_and_nears_it():
-    latent, matrix = rows_of_rbf(200, torch.float64)
+@pytest.mark.parametrize("variance", [1e-6, 1.0, 1e6])
+def test_a_pivoted_cholesky_factor_is_below_the_matrix_and_nears_it(variance):
+    latent, matrix = rows_of_rbf(200, torch.float64, variance)
     remaining = []
     for rank in (0, 5, 15, 200):
         factor = pivoted_cholesky(latent.row, latent.diagonal(), rank)
         difference = matrix - factor @ factor.mT
-        assert torch.linalg.eigvalsh(difference).min() > -1e-13
-        remaining.append(float(difference.diagonal().sum()))
-    assert remaining[0] == 200
+        assert torch.linalg.eigvalsh(difference).min() > -1e-13 * variance
+        remaining.append(float(difference.diagonal().sum()) / variance)
+    assert remaining[0] == pytest.approx(200)
     assert remaining == sorted(remaining, reverse=True)
     assert remaining[-1] < 1e-12
     assert factor.shape[-1] < 200  # the others are rounding
