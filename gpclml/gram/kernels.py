@@ -645,13 +645,15 @@ class SpectralMixtureGram(Gram):
     """
 
     def metric(self, x: Tensor) -> Tensor:
-        """Columns times the root mean square of their frequencies."""
+        """Columns times the root mean square of their frequencies, and the root of the variance."""
         means, scales, weights = (
             Hyperparameter(self._kernel, f"mixture_{name}", x.dtype).value
             for name in ("means", "scales", "weights")
         )
-        shares = (weights / weights.sum(-1, keepdim=True))[..., None, None]
-        return x * (shares * (means.square() + scales.square())).sum(-3).sqrt()
+        total = weights.sum(-1)[..., None, None]
+        mean_squares = (weights[..., None, None] * (means.square() + scales.square())).sum(-3) / total
+        # Each column has a factor of this variance.
+        return x * (mean_squares * total ** x.shape[-1]).sqrt()
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""

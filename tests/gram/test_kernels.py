@@ -224,7 +224,7 @@ def test_a_rank_is_known_where_it_is_finite():
 
 
 # Variances of differences of near values are squared distances in the metric times these, one for
-# each function of distance. The metric of a mixture is of frequencies, whatever its variance.
+# each function of distance.
 METRICS = {
     "rbf_twice_scaled": 1.0, "matern32_ard": 3.0, "matern52_ard": 5 / 3, "rq_ard": 1.0,
     "cosine": math.pi**2, "spectral_mixture": 4 * math.pi**2, "one_column_mixture": 4 * math.pi**2,
@@ -242,8 +242,7 @@ def test_near_points_are_as_far_in_the_metric_as_their_values_differ(name):
     K = gram(torch.cat([x, near])).value
     variances = K.diagonal()[:7] + K.diagonal()[7:] - 2 * K[:7, 7:].diagonal()
     squares = (gram.metric(x) - gram.metric(near)).square().sum(-1)
-    scale = K.diagonal()[:7] if "mixture" in name else 1.0
-    torch.testing.assert_close(variances, METRICS[name] * scale * squares, rtol=5e-3, atol=0.0)
+    torch.testing.assert_close(variances, METRICS[name] * squares, rtol=5e-3, atol=0.0)
 
 
 def test_tasks_are_as_far_in_the_metric_as_their_values_differ():
