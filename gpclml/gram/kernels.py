@@ -645,13 +645,14 @@ class SpectralMixtureGram(Gram):
     """
 
     def metric(self, x: Tensor) -> Tensor:
-        """Columns times the root mean square of their frequencies, and the root of the variance."""
+        """Columns times the root mean square of their frequencies and the root of the variance."""
         means, scales, weights = (
             Hyperparameter(self._kernel, f"mixture_{name}", x.dtype).value
             for name in ("means", "scales", "weights")
         )
-        total = weights.sum(-1)[..., None, None]
-        mean_squares = (weights[..., None, None] * (means.square() + scales.square())).sum(-3) / total
+        weights = weights[..., None, None]
+        total = weights.sum(-3)
+        mean_squares = (weights * (means.square() + scales.square())).sum(-3) / total
         # Each column has a factor of this variance.
         return x * (mean_squares * total ** x.shape[-1]).sqrt()
 
