@@ -25,6 +25,7 @@ EXAMPLES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("test", EXAMPLES, ids=lambda test: test.name)
 def test_an_example_runs_alone(test, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)

@@ -72,6 +72,7 @@ def test_every_example_is_on_a_page():
             assert f'--8<-- "examples/{script.stem}.{kind}"' in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in GUIDES if snippets(p)], ids=lambda page: page.name)
 def test_snippets_of_a_page_run(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -156,6 +157,7 @@ def test_the_table_of_the_readme_is_predicted_as_well_as_by_botorch():
     assert (mean - y[300:]).square().mean().sqrt() <= theirs
 
 
+@pytest.mark.slow
 def test_the_faster_fit_of_the_readme_predicts_as_well_as_that_of_botorch(capsys):
     code, _ = snippet("botorch")
     ours = ", optimizer=fit_gpytorch_mll_fused"

@@ -56,6 +56,7 @@ def test_the_names_are_those_of_their_rooms():
         gpclml.clml  # noqa: B018
 
 
+@pytest.mark.slow
 def test_importing_the_package_imports_nothing_else():
     code = "import gpclml, sys; print('torch' in sys.modules, gpclml.RandomHoldout.__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

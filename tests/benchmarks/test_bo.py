@@ -62,6 +62,7 @@ def test_regrets_are_those_of_the_functions(name):
     assert not torch.equal(x, initial_points(problem.dim, 1))
 
 
+@pytest.mark.slow
 def test_a_cell_is_a_function_of_its_configuration():
     torch.manual_seed(1)
     expected = torch.rand(2)
@@ -76,6 +77,7 @@ def test_a_cell_is_a_function_of_its_configuration():
         assert numbers_of(run_cell(other)) != numbers_of(metrics)
 
 
+@pytest.mark.slow
 def test_metrics_of_a_cell():
     changes = {"surrogate": "single-task", "objective": "lml", "steps": None, "seed": 5}
     metrics = run_cell(cell(**changes, iterations=8))
@@ -92,6 +94,7 @@ def test_metrics_of_a_cell():
     assert metrics["acquisition_seconds"] > 0
 
 
+@pytest.mark.slow
 def test_a_refit_goes_on_from_the_fit_before():
     problem = make_problem("branin")
     x = initial_points(2, 0)
@@ -111,6 +114,7 @@ def test_a_refit_goes_on_from_the_fit_before():
         assert not again.training
 
 
+@pytest.mark.slow
 def test_a_network_with_a_laplace_posterior_knows_what_it_has_seen():
     problem = make_problem("branin")
     x = initial_points(2, 0)
@@ -137,6 +141,7 @@ def test_hyperparameters_anew_do_not_depend_on_the_fit_before():
     assert not torch.equal(fresh.likelihood.noise, further.likelihood.noise)
 
 
+@pytest.mark.slow
 def test_the_sweep_is_complete_and_resumes_with_nothing_to_do(path):
     cells = load_results(path)
     assert len(cells) == 8
@@ -148,6 +153,7 @@ def test_the_sweep_is_complete_and_resumes_with_nothing_to_do(path):
     assert answer.stdout.startswith("8 of 8 cells done: ")
 
 
+@pytest.mark.slow
 def test_rows_and_figure(path, tmp_path):
     rows, figure = tmp_path / "rows.csv.gz", tmp_path / "a.png"
     answer = invoke("report", "--results", path, "--csv", rows, "--figure", figure)

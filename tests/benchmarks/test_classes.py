@@ -124,6 +124,7 @@ EVERY = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::gpclml.fit.FitWarning")  # of parameters at their bounds
 @pytest.mark.parametrize(("table", "method"), EVERY)
 def test_methods_predict(table, method, monkeypatch):
@@ -151,6 +152,7 @@ def test_ranks_are_among_other_packages():
     assert ranks.to_numpy().tolist() == [[1, 1, 2], [2, 1, 2], [3, 1, 2]]
 
 
+@pytest.mark.slow
 def test_a_run_and_its_report(tmp_path, monkeypatch):
     def fail(task):
         raise ValueError("why")

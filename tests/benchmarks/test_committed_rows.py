@@ -30,6 +30,7 @@ def check(run, cell, file):
     assert {name: repeated[name] for name in names} == pytest.approx(expected, rel=5e-3, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hessian", ["ggn", "ef"])
 def test_an_estimate_of_the_evidence(hessian):
     [cell] = [
@@ -40,11 +41,13 @@ def test_an_estimate_of_the_evidence(hessian):
     check(run_network, cell, "evidence/results/bounds.csv.gz")
 
 
+@pytest.mark.slow
 def test_tasks_without_training():
     [cell] = make_tasks(study=("digits",), kernels=("pixels",), shots=(1,), seeds=1)
     check(run_tasks, cell, "dkt/results/digits.csv.gz")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "method"), [("pima", "rbf-iso"), ("pima", "classifier"), ("quine", "matern")]
 )

@@ -83,6 +83,7 @@ def files_in(folder) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_a_file_is_fetched_once_and_then_read(folder, from_address):
     with serving(BODY) as address:
         from_address(address)
@@ -96,6 +97,7 @@ def test_a_file_is_fetched_once_and_then_read(folder, from_address):
     assert files_in(folder) == ["uci/yacht.txt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
@@ -115,6 +117,7 @@ def test_a_download_that_fails_keeps_nothing(folder, from_address, reply, messag
     assert files_in(folder) == []
 
 
+@pytest.mark.slow
 def test_no_network(folder, from_address):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
@@ -124,6 +127,7 @@ def test_no_network(folder, from_address):
     assert files_in(folder) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["yacht", "emnist", "cyrillic"])
 def test_another_file_in_its_place_is_refused_and_stays(name):
     [file] = data_files()[name]
@@ -134,11 +138,13 @@ def test_another_file_in_its_place_is_refused_and_stays(name):
     assert file.path.read_bytes() == b"something else"
 
 
+@pytest.mark.slow
 def test_a_file_without_an_address():
     with pytest.raises(DataError, match=r"cyrillic42\.npz: no such file.* put a copy there"):
         fetch("cyrillic")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "options", "file", "stand_in"),
     [
@@ -161,6 +167,7 @@ def test_a_runner_without_its_files(folder, from_address, study, options, file, 
     assert files_in(folder) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", data_files())
 def test_entries_are_complete(name):
     for file in data_files()[name]:
@@ -175,6 +182,7 @@ def test_entries_are_complete(name):
             assert file.num_features > 2
 
 
+@pytest.mark.slow
 def test_tables_have_files_of_their_own():
     tables = [file for files in data_files().values() for file in files if file.folder == "uci"]
     assert len({file.file for file in tables}) == len({file.checksum for file in tables}) == 25

@@ -162,6 +162,7 @@ REAL = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_real_files(data_folder, monkeypatch):
     monkeypatch.setenv("GPCLML_DATA", str(data_folder))

@@ -30,6 +30,7 @@ def test_digits_are_turned_by_their_angles():
     assert np.mean(nearest) < 0.8 * np.mean(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_each_method_learns_the_angle():
     rows = pd.DataFrame(angle_scores(0, n=150, steps=60)).set_index("method")

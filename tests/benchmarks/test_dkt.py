@@ -48,6 +48,7 @@ def path(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_digits_end_to_end(path):
     done = load_results(path)
     assert len(done) == 2 * 3
@@ -69,6 +70,7 @@ def test_the_report(path):
     assert STUDIES["digits"].about in text
 
 
+@pytest.mark.slow
 def test_numbers_of_ways_are_told_apart(tmp_path):
     line = "run --study digits --shots 1 --kernels pixels --seeds 1 --test-tasks 5"
     for ways in (2, 4):
@@ -117,6 +119,7 @@ def test_what_another_kernel_changes(tmp_path):
     assert "rbf" in answer.stderr
 
 
+@pytest.mark.slow
 def test_studies_share_a_training(tmp_path, monkeypatch):
     same = dataclasses.replace(STUDIES["digits"], about="again")
     monkeypatch.setattr(studies, "STUDIES", {**STUDIES, "again": same})
@@ -197,6 +200,7 @@ def validated(monkeypatch):
     monkeypatch.setattr(cells, "VALIDATION_TASKS", 10)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("validated")
 @pytest.mark.parametrize("kernel", ["batch-norm-cosine", "prototypes"])
 def test_studies_are_tested_on_one_training_and_tempered(kernel):
@@ -213,6 +217,7 @@ def test_studies_are_tested_on_one_training_and_tempered(kernel):
     assert first["tempered_nll"] < first["nll"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["linear-transfer", "maml", "matching", "prototypes", "pixels"])
 def test_baselines_are_cells(kernel):
     [cell] = make_grid(["digits"], shots=(1,), kernels=[kernel], seeds=1, steps=4, test_tasks=20)
@@ -285,6 +290,7 @@ def test_the_published_model_of_cosines():
     assert not any(name.startswith("network") for name in still)
 
 
+@pytest.mark.slow
 @same_data
 def test_rows_of_a_comparison_with_the_published_method(monkeypatch):
     sources = Sources(pictures(), None, pictures())

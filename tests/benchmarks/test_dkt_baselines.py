@@ -120,6 +120,7 @@ def images(seed, classes=30, each=12):
     return ImageTasks(mixed.flatten(0, 1), labels, ways=4, shots=1, queries=4, seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BASELINES)
 def test_each_learns_what_tasks_have_in_common(name):
     """From images that are mostly noise, chance being a quarter."""

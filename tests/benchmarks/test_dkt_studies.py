@@ -34,6 +34,7 @@ def check_study_of_characters(name):
         assert sources.test.draw([0]).num_support == 25
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("name", CHARACTERS)
 def test_studies_of_characters(name, data_folder, monkeypatch):
@@ -103,6 +104,7 @@ def test_studies_of_photographs(name, classes, tmp_path, monkeypatch):
     assert features.shape == (2, study.num_features)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qmul", "qmul-out-of-range"])
 def test_head_poses_end_to_end(name, tmp_path, monkeypatch):
     head_pose_folder(tmp_path, ("AnnA", "BobB", "AndreeaV", "TasosH"), size=29)

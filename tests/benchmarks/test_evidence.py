@@ -32,6 +32,7 @@ def command(*arguments):
     return CliRunner().invoke(STUDY.make_app(report), [*map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_networks_and_their_starts():
     assert len(set(ARCHITECTURES)) >= 20
     for name in ARCHITECTURES:
@@ -76,6 +77,7 @@ def report_of(results, *more):
     return told.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", ["architectures", "bounds", "training-speed"])
 def test_a_study_end_to_end(study, tmp_path):
     results, rows = tmp_path / "a.sqlite", tmp_path / "a.csv.gz"
@@ -91,6 +93,7 @@ def test_a_study_end_to_end(study, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_report_of_two_networks_has_no_correlations(tmp_path):
     run_small("architectures", tmp_path / "a.sqlite", names=("mlp-8x1", "cnn-4x1"))
     told = report_of(tmp_path / "a.sqlite")
@@ -98,6 +101,7 @@ def test_a_report_of_two_networks_has_no_correlations(tmp_path):
     assert "correlation" not in told
 
 
+@pytest.mark.slow
 def test_networks_on_more_images_have_rows_of_their_own(tmp_path):
     for count in (40, 120):
         run_small("architectures", tmp_path / "a.sqlite", "--members", 1, num_train=count)
@@ -108,6 +112,7 @@ def test_networks_on_more_images_have_rows_of_their_own(tmp_path):
     assert told.index("| 40 | 0.5 | cnn-4x1 |") < told.index("| 120 | 0.5 | cnn-4x1 |")
 
 
+@pytest.mark.slow
 def test_an_ensemble_adds_scores_and_changes_no_other():
     (cell,) = make_grid("architectures", **(SMALL | ONE))
     alone, together = (run_cell(cell | {"members": members}) for members in (1, 2))
@@ -119,6 +124,7 @@ def test_an_ensemble_adds_scores_and_changes_no_other():
     assert together["log_density_ensemble"] != alone["log_density_map"]
 
 
+@pytest.mark.slow
 def test_precisions_learned_in_training_have_the_larger_evidence():
     cells = make_grid("architectures", **(SMALL | ONE | {"epochs": 12}))
     (scores,) = [run_cell(cell | {"members": 1}) for cell in cells]
@@ -127,6 +133,7 @@ def test_precisions_learned_in_training_have_the_larger_evidence():
     assert scores["log_density_online"] < 0.0
 
 
+@pytest.mark.slow
 def test_bounds_are_below_the_full_evidence():
     cells = make_grid("bounds", **(SMALL | {"architectures": ("mlp-8x1",)}))
     keep = ("full", "block", "block-parameter", "diagonal")
@@ -149,6 +156,7 @@ def _made_tables(tmp_path, monkeypatch):
     register(monkeypatch, tables)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_made_tables")
 def test_invariance_and_online_cells():
     small = SMALL | {"architectures": ("cnn-4x1",), "epochs": 5}
@@ -168,17 +176,20 @@ def check_regression(largest_error):
     assert math.isfinite(scores["nll_laplace"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_made_tables")
 def test_networks_on_made_tables():
     check_regression(2)  # the spread of the targets is 4
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_networks_on_real_tables(data_folder, monkeypatch):
     monkeypatch.setenv("GPCLML_DATA", str(data_folder))
     check_regression(12)  # the spread of the targets is 15
 
 
+@pytest.mark.slow
 def test_residual_network_is_trained():
     """At its family's rate a residual network fits nine tenths of the digits in 500 steps.
 

@@ -120,6 +120,7 @@ def test_the_gradient_in_ranges_is_that_of_finite_differences(structure, outputs
         assert float(gradient[i]) == pytest.approx(difference, rel=1e-5, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_online_training_moves_ranges_and_resumes(tmp_path):
     def ranges(epochs, checkpoint=None):
         mll, x, y = rotated_objective(FunctionSpace(), "single")

@@ -70,6 +70,7 @@ def without_times(row: dict) -> dict:
     return {name: value for name, value in row.items() if not name.startswith("seconds")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_end_to_end(name, tmp_path, monkeypatch):
     figures = {"diabetes": ((6.0, 0.1),) * 5}  # of a set that needs no download
@@ -154,6 +155,7 @@ def test_the_verdict_on_tempering_is_of_q_and_its_noise(noise, rmse, verdict):
     assert "prevent" in caption.statement
 
 
+@pytest.mark.slow
 def test_a_cold_posterior_finds_the_noise():
     learned = learned_bound("diagonal", 0, 1000, [0.1], temperature=1 / 16)
     assert learned.scores()["noise"] == pytest.approx(0.123, abs=5e-4)
@@ -169,6 +171,7 @@ def test_the_authors_steps_start_from_the_same_bound():
     assert bound == pytest.approx(learned_bound("rank-1", 0, 1, [0.1]).bound, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_printed_is_of_the_features_after_the_best_epoch():
     printed = published_run(2, 1000, [0.1], temperature=64.0)
     assert printed["lml"] == pytest.approx(-47.53, abs=0.01)

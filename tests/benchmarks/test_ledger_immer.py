@@ -44,6 +44,7 @@ def test_networks_of_a_stack_are_trained_each_alone(batch_size):
     assert torch.allclose(outputs, stack.single[1](stack.x[1])[:, 0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_batches_of_a_stack_have_their_share_of_the_prior():
     whole, batched = (  # both end near one mode
         trained_stack([3, 4], [5.0, 5.0], [0.1, 0.1], 3000, size) for size in (None, 64)
@@ -71,6 +72,7 @@ def test_a_stack_climbs_the_log_joint_of_the_library():
     assert before.model.network is networks.single[0]
 
 
+@pytest.mark.slow
 def test_hyperparameters_learned_online_raise_the_evidence():
     x, y = standardized_curve()
     networks = Networks([0, 0], x.expand(2, -1, -1), y.expand(2, -1), 300, torch.nn.Tanh)
@@ -126,6 +128,7 @@ def test_verdicts_on_uci_networks():
     assert (better.verdict, better.ours) == ("not", "yacht 1.20 ± 0.01; better on: yacht")
 
 
+@pytest.mark.slow
 def test_the_chosen_precision_is_that_of_the_least_validation_nll():
     cell = {"dataset": "diabetes", "method": "cv", "splits": 2, "epochs": 160}
     scores = uci_networks.run_cell(cell)

@@ -18,6 +18,7 @@ def reference_folder(data_folder):
     return folder
 
 
+@pytest.mark.slow
 def test_fourier_evidence_is_that_of_the_reference():
     cell = fourier.FOURIER.cells()[0] | {"orders": 20}
     row = fourier.run_fourier(cell | {"points": 500, "curves": 200})

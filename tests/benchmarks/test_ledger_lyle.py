@@ -39,6 +39,7 @@ def test_features_are_prefixes_with_the_informative_first():
         linear_models("feature", 0, 4)
 
 
+@pytest.mark.slow
 def test_the_gap_of_the_expected_sum_is_the_sum_of_divergences():
     small = {"num_points": 12, "repeats": 2, "steps": 3}
     cell = training_speed_linear.LINEAR.cells()[0] | small

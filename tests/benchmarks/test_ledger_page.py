@@ -112,6 +112,7 @@ def results(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_an_incomplete_experiment_has_no_verdict(results, tmp_path):
     experiment, page = EXPERIMENTS["deep-kernels"], tmp_path / "page.md"
     line = write_page(results, page).splitlines()[0]
@@ -124,6 +125,7 @@ def test_an_incomplete_experiment_has_no_verdict(results, tmp_path):
     assert "Of 3 cells: 1 failed." in ledger_cells(results)["deep-kernels"].problem
 
 
+@pytest.mark.slow
 def test_the_page_can_be_made_of_the_rows(results, tmp_path):
     experiment, rows = EXPERIMENTS["deep-kernels"], tmp_path / "rows.csv.gz"
     run_grid(experiment.cells(), experiment.run, results, progress=False)
@@ -144,6 +146,7 @@ def test_the_page_can_be_made_of_the_rows(results, tmp_path):
         write_page(rows, pages[0])
 
 
+@pytest.mark.slow
 def test_the_committed_page_is_that_of_the_committed_rows():
     folder = Path(evidence.__file__).parent
     cells = ledger_cells(folder / "results" / "ledger.csv.gz")
@@ -160,6 +163,7 @@ def test_the_committed_page_is_that_of_the_committed_rows():
     assert "{} were reproduced, {} partly, {} not".format(*verdicts.groups()) in readme
 
 
+@pytest.mark.slow
 def test_results_named_like_a_setting_of_a_study_are_the_experiments(tmp_path):
     experiment, path = EXPERIMENTS["few-shot"], tmp_path / "results.sqlite"
     run_grid(experiment.cells(), experiment.run, path, progress=False)

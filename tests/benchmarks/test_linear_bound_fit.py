@@ -53,6 +53,7 @@ def test_a_published_temperature():
     assert log_marginal_likelihood(learned.model).item() == pytest.approx(-19.4402, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_empirical_bayes_shrinks_the_prior_of_a_rank_one_posterior():
     mll = sine_bound(LowRankFamily(1, 1e-4), 128)
     fit = fit_linear_bound(mll, steps=300, lr=0.1, empirical_bayes=True)
@@ -91,6 +92,7 @@ def noises_of(mll, monkeypatch, interrupt_at=None):
     return noises
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_the_best(monkeypatch):
     whole, mll = (sine_bound(DiagonalFamily(), 64) for _ in range(2))
     noises = noises_of(whole, monkeypatch)

@@ -49,6 +49,7 @@ def test_every_experiment_is_on_the_page_of_papers():
     assert sorted(named) == sorted([*GRIDS, *FEW_SHOT, *NETWORKS, *EXPERIMENTS])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::gpclml.fit.FitWarning")  # of a noise at its lower bound
 def test_the_table_of_the_guide_is_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -1,12 +1,14 @@
 """The comparison of Laplace posteriors on digits, one small network."""
 
 import pandas
+import pytest
 import typer
 from typer.testing import CliRunner
 
 from benchmarks.evidence.posteriors import compare_posteriors, main, summary
 
 
+@pytest.mark.slow
 def test_predictions_by_validation_are_those_of_the_network_or_better():
     scores = dict(compare_posteriors("digits", 4, 0.375, epochs=12, seed=0, members=2))
     assert scores["ensemble of 2"]["accuracy"] > 0.7
@@ -24,6 +26,7 @@ def test_predictions_by_validation_are_those_of_the_network_or_better():
         assert calibrated["AUROC, classes 8, 9"] > 0.7
 
 
+@pytest.mark.slow
 def test_rows_of_tables_and_their_differences(tmp_path):
     csv = tmp_path / "rows.csv"
     app = typer.Typer()

@@ -32,6 +32,7 @@ def results() -> pd.DataFrame:
     return run(problems=60, seed=0)
 
 
+@pytest.mark.slow
 def test_ours_never_fails_where_float64_succeeds(results):
     ours = results[results["method"].isin(OURS) & results["succeeded64"]]
     assert len(ours) == 60 * len(OURS)
@@ -59,6 +60,7 @@ def test_float64_objectives_agree_with_gpytorch(results):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 2e-5), (torch.float64, 1e-9)])
 def test_hard_values_against_extended_precision(dtype, most):
     for index in range(40):
@@ -144,6 +146,7 @@ def test_command_prints_table_and_writes_rows(tmp_path):
     assert len(pd.read_csv(file, comment="#")) == 2 * len(METHODS)
 
 
+@pytest.mark.slow
 def test_duplicated_rows_in_single_precision():
     results = run(30, seed=0, draw=draw_duplicates)
     table = summarize_singular(results).set_index("method").loc[list(OURS)]
@@ -151,6 +154,7 @@ def test_duplicated_rows_in_single_precision():
     assert (table["largest"] < 1e-4).all()
 
 
+@pytest.mark.slow
 def test_values_and_gradients_are_as_exact_as_gpytorchs():
     if np.finfo(np.longdouble).eps == np.finfo(np.float64).eps:
         pytest.skip("longdouble is float64 here")

@@ -110,6 +110,7 @@ def report(rows):
 """
 
 
+@pytest.mark.slow
 def test_results_are_valid_until_the_code_that_computed_them_changes(path, tmp_path, monkeypatch):
     """That of the cell function, of batches, and of what they call and import."""
     package = tmp_path / "some_package"
@@ -192,6 +193,7 @@ def test_interrupt_keeps_what_ended(path, tmp_path, capfd, more):
     assert (summary.computed, summary.skipped) == (2, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_workers_and_batches_give_the_same_table_in_their_environment(path, monkeypatch, jobs):
     grid = seeds(range(7))
@@ -210,6 +212,7 @@ def test_workers_and_batches_give_the_same_table_in_their_environment(path, monk
     assert "GPCLML_TEST_NEW" not in os.environ
 
 
+@pytest.mark.slow
 def test_a_batch_computes_what_is_missing(path, log):
     grid, function = seeds(range(10), log=log), grid_cells.counted_cell
     alone = batches(grid_cells.counted_batch, 1)
@@ -223,6 +226,7 @@ def test_a_batch_computes_what_is_missing(path, log):
     assert seconds[3] == seconds[0]  # equal shares of one batch
 
 
+@pytest.mark.slow
 def test_batches_are_of_one_label_full_and_in_order(path, log):
     cells = [cell | {"n": n} for cell, n in zip(seeds(range(5), log=log), "57557", strict=True)]
     some = Batches(grid_cells.counted_batch, lambda c: c["n"], lambda c: 2)
@@ -242,6 +246,7 @@ def test_one_cell_of_a_batch_may_fail(path, tmp_path):
     assert (summary.computed, summary.skipped) == (2, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "message"),
     [(grid_cells.raising_batch, "all of them"), (grid_cells.short_batch, "is shorter")],
@@ -255,6 +260,7 @@ def test_the_cells_of_a_failed_batch_are_computed_alone(path, log, capfd, functi
     assert sorted(map(int, log.read_text().split())) == list(range(6))
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize("when", ["once", "always"])
 def test_a_lost_worker(path, tmp_path, when):
@@ -383,6 +389,7 @@ def test_five_times_killed_a_sweep_gives_the_undisturbed_table(path, tmp_path):
     same(load_results(path), undisturbed(grid, grid_cells.cholesky_cell, path))
 
 
+@pytest.mark.slow
 @posix
 def test_a_second_run_is_refused_until_the_first_is_killed(path, tmp_path):
     gate = tmp_path / "gate"
@@ -403,6 +410,7 @@ def test_a_second_run_is_refused_until_the_first_is_killed(path, tmp_path):
     assert (summary.skipped, summary.computed) == (2, 2)
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.usefixtures("interruptible")

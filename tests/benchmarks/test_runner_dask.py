@@ -47,6 +47,7 @@ def run(cells, function, path, address, **options):
     return run_grid(cells, function, path, **{"progress": False, "address": address} | options)
 
 
+@pytest.mark.slow
 def test_workers_with_other_code_are_refused(path, tmp_path, cluster, monkeypatch):
     module, cells = tmp_path / "some_cells.py", [{"seed": 0}]
     text = "def cell(c):\n    return {'value': 1}\n"
@@ -63,6 +64,7 @@ def test_workers_with_other_code_are_refused(path, tmp_path, cluster, monkeypatc
     assert len(load_results(path)) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_worker_leaves_the_undisturbed_table(path, tmp_path, cluster):
     cells = [{"seed": s, "folder": str(tmp_path), "lethal": "no"} for s in range(12)]
     cells[3]["lethal"] = "once"
@@ -74,6 +76,7 @@ def test_a_killed_worker_leaves_the_undisturbed_table(path, tmp_path, cluster):
     )
 
 
+@pytest.mark.slow
 def test_a_lost_scheduler_ends_the_run_with_its_results_saved(path, tmp_path):
     log = tmp_path / "log"
     cells = [{"seed": seed, "log": str(log)} for seed in range(1000)]
@@ -102,6 +105,7 @@ def test_unreachable_schedulers_are_refused(path, monkeypatch, address):
     assert not path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "threads", "match"), [(0, 1, "none within"), (1, 2, "2 threads")]
 )

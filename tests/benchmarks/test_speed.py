@@ -133,6 +133,7 @@ def test_steps_that_fail_leave_the_others_their_times():
     assert 1 <= second["rounds"] <= 41
 
 
+@pytest.mark.slow
 def test_peak_memory_counts_matrices():
     n = 1200
     peak = step_memory(warm_step, "LastPoints(m=0)", n, "float64", 8) * 2**30
@@ -178,6 +179,7 @@ def test_settings_replace_the_usual_ones_where_they_are_taken():
     assert {cell["study"] for cell in make_grid(study=("gpu",))} >= {"rates", "large-fits"}
 
 
+@pytest.mark.slow
 def test_small_cells_are_measured_kept_and_reported(tmp_path):
     """All that a machine with a GPU is asked, at tiny sizes on the CPU."""
     results, rows = tmp_path / "a.sqlite", tmp_path / "rows.csv"
@@ -227,6 +229,7 @@ def test_every_way_of_fitting_ends_at_the_same_models():
     torch.testing.assert_close(fitted(2), fitted(1))
 
 
+@pytest.mark.slow
 def test_searches_that_maximize_the_same_end_at_the_same_value():
     rows = measure_searches(n=40, dimensions=2, exact=True, seconds=0.0)
     table = pd.DataFrame(rows).set_index("method")
@@ -256,6 +259,7 @@ def test_peers_compute_the_same_value_and_gradient():
     assert gradient == pytest.approx(expected, rel=1e-6, abs=1e-10)
 
 
+@pytest.mark.slow
 def test_loops_end_at_about_the_same_regret_by_either_search():
     rows = measure_loops("branin", evaluations=3, restarts=2, raw_samples=16)
     for row in rows:
@@ -264,6 +268,7 @@ def test_loops_end_at_about_the_same_regret_by_either_search():
     assert rows[0]["ratio"] == 1.0
 
 
+@pytest.mark.slow
 def test_fits_are_compared_on_the_same_rows_from_the_same_start():
     assert measure_predictions("diabetes", 430) == []  # 12 rows are too few to test on
     [row] = measure_predictions("diabetes", 20)
@@ -304,12 +309,14 @@ def test_evidence_in_single_precision_is_within_two_hundredths_of_a_nat(structur
     assert totals[0] == pytest.approx(totals[1], abs=0.02)
 
 
+@pytest.mark.slow
 def test_training_steps_of_the_published_way_and_ours_are_timed():
     rows = networks.measure_training_steps("linear", images=16, seconds=0.0)
     assert [row["method"] for row in rows][2:] == ["ours, LML", "ours, CLML"]
     assert all(row["ms"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_errors_of_conjugate_gradients_are_within_their_bound():
     [row] = measure_accuracy("diabetes", 300, 0.1, True, block=30, rank=50)
     assert row["value error"] <= row["bound"] <= 1e-3

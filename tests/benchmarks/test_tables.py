@@ -101,6 +101,7 @@ def test_rows_of_a_cell():
     assert (table_rows("yacht", 10, 4, 5).y != small.y).any()
 
 
+@pytest.mark.slow
 def test_cells_together_are_cells_alone():
     together = run_cells([cell(name) for name in ("linear", "rbf", STACKED)])
     alone = [run_cell(cell(name)) for name in ("linear", "rbf")]
@@ -135,6 +136,7 @@ def test_refits_leave_each_row_out_once(monkeypatch):
     assert sorted(scored) == sorted(rows.y.tolist())
 
 
+@pytest.mark.slow
 def test_the_stack():
     row = run_cell(cell("stack", n=48))
     assert row["failure"] == ""
@@ -151,6 +153,7 @@ def test_the_stack():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PEERS)
 def test_peers_predict(name):
     if missing_packages((name,)):
@@ -166,6 +169,7 @@ def test_peers_predict(name):
     assert row["coverage_95"] >= 0.6
 
 
+@pytest.mark.slow
 def test_botorch_predicts_under_its_own_settings():
     x = np.random.default_rng(0).normal(size=(40, 2))
     y, predict = np.sin(2 * x).sum(1), PEERS["botorch"].predict
@@ -198,6 +202,7 @@ def test_a_missing_package(monkeypatch, capsys):
         make_grid(tables=("yacht",), n=(20,), methods=("absent", "mean"))
 
 
+@pytest.mark.slow
 def test_a_run_and_its_reports(tmp_path):
     path, rows, figure = tmp_path / "a.sqlite", tmp_path / "a.csv", tmp_path / "a.png"
     line = f"run --tables yacht --n 20 --splits 1 --most-test 8 --methods {FEW} --quiet"
@@ -295,6 +300,7 @@ def test_a_grid_may_start_at_a_later_split():
     assert make_grid(**settings, splits=2) + make_grid(**settings, splits=4, first_split=2) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_grid_of_all_tables(data_folder, monkeypatch):
     monkeypatch.undo()
@@ -308,6 +314,7 @@ def test_the_grid_of_all_tables(data_folder, monkeypatch):
     assert run_cell(grid[0] | {"table": "challenger", "n": 18})["failure"] == ""
 
 
+@pytest.mark.slow
 def test_intervals_of_counts_cover_about_what_those_of_the_true_distribution_do():
     shares = coverage("poisson", 60, 0, ("linear", "matern", "matern_warped"))
     assert list(shares.columns) == ["covered", "attainable", "least"]

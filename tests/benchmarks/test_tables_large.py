@@ -141,6 +141,7 @@ def test_the_figure_is_of_kin40k(tmp_path):
         large.draw_figure(made_cells({("pol", "regressor"): (0.02, -2.9)}), tmp_path / "b.png")
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_grid_of_all_tables(data_folder, monkeypatch):
     monkeypatch.undo()

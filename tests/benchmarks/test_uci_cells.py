@@ -42,6 +42,7 @@ def small_model():
     return GPRegression(data.inputs[:30], data.targets[:30])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cell",
     [
@@ -181,6 +182,7 @@ def test_only_redrawn_objectives_change_from_call_to_call(name):
     assert uses_held_out(name) == (name in ("clml", "clml-fixed", "clml-orderings", "lml-subset"))
 
 
+@pytest.mark.slow
 def test_metrics_of_a_batch_are_those_of_the_cells_alone():
     together = grid(kernels=("deep-bottleneck",), seeds=2)
     together.append({**together[0], "n": 10**6})

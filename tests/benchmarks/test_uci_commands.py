@@ -35,6 +35,7 @@ def path(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_sweep_is_complete_and_resumes_with_nothing_to_do(path):
     cells = load_results(path)
     assert len(cells) == 8
@@ -44,6 +45,7 @@ def test_the_sweep_is_complete_and_resumes_with_nothing_to_do(path):
     assert answer.stdout.startswith("8 of 8 cells done: ")
 
 
+@pytest.mark.slow
 def test_report_names_what_made_it(path):
     header = invoke("report", "--results", path).stdout.partition("```\n")[2].splitlines()
     command = header[0].removeprefix("python -m benchmarks.uci ")
@@ -54,6 +56,7 @@ def test_report_names_what_made_it(path):
     assert "device cpu" in header[3]
 
 
+@pytest.mark.slow
 def test_figure_is_an_image(path, tmp_path):
     backend = matplotlib.rcParams._get_backend_or_none()
     file = tmp_path / "figure.png"
@@ -63,6 +66,7 @@ def test_figure_is_an_image(path, tmp_path):
     assert matplotlib.rcParams._get_backend_or_none() == backend
 
 
+@pytest.mark.slow
 def test_differences_of_rows_are_printed_and_drawn(path, tmp_path):
     rows, figure = tmp_path / "rows.csv", tmp_path / "differences.png"
     assert invoke("report", "--results", path, "--csv", rows).exit_code == 0
@@ -90,6 +94,7 @@ HOUSES = "rooms,street,built,price\n" + "".join(
 )
 
 
+@pytest.mark.slow
 def test_tables_of_the_users_beside_registered_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "houses.csv").write_text(HOUSES)

@@ -29,6 +29,7 @@ def cells_of(name, **changes):
     return make_grid(named_products(name, **changes), leave_out=True)
 
 
+@pytest.mark.slow
 def test_the_grid_of_the_paper():
     products = named_products("paper")
     cells = make_grid(products, leave_out=True)

@@ -69,6 +69,7 @@ def test_only_pairs_count_in_differences(path):
     assert differences["wins / losses / ties"].tolist() == ["1 / 0 / 0"] * 2
 
 
+@pytest.mark.slow
 def test_differences_to_the_plain_gp(path):
     done = load(path)
     table = difference_table(less_plain(done, "rmse"), "rmse")["yacht"]
@@ -99,6 +100,7 @@ def test_sweeps_with_other_settings_are_kept_apart(path):
     assert plain.loc[("yacht", 50, "deep steps=500", "lml"), "mean"] == pytest.approx(0.65)
 
 
+@pytest.mark.slow
 def test_failed_cells_and_unfinished_fits_are_listed(path):
     text = STUDY.sections(path)
     assert "10 cells done" in text

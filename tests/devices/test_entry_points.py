@@ -60,6 +60,7 @@ def test_the_list_has_every_public_callable():
     assert set(ON_CPU) | READ_FILES <= set(EXAMPLES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_on_a_pretended_gpu(name, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "agg")
@@ -83,6 +84,7 @@ SECOND = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SECOND)
 def test_on_a_pretended_second_gpu(name):
     with pretended_gpu(1):

@@ -159,6 +159,7 @@ def test_fits_one_after_another_end_where_those_of_the_cpu_do():
         assert ends[0] == pytest.approx(ends[1], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_loss_frees_its_memory_when_it_goes():
     with pretended_gpu():
         _, loss = losses(objective(GPU, "lml"))

@@ -43,6 +43,7 @@ def colours(axes):
     return lines, [to_hex(text.get_color()) for text in texts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.__name__)
 def test_axes_are_new_ones_of_pyplot_or_those_given(plot, comparison, models, tmp_path):
     pyplot.close("all")  # what other tests have left

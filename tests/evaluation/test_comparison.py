@@ -76,6 +76,7 @@ def test_the_table_is_made_of_the_scores(models):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("criterion", ["lml", "clml", "loo"])
 def test_each_criterion_ranks(fourier, criterion):
     result = score_models(fourier, m=85, rank_by=criterion)
@@ -182,6 +183,7 @@ def test_models_stay_as_they_are(models, training):
         assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_numbers_of_orderings_follow_the_size(data):
     x, y = data(n=700)
     assert score_models({"a": GPRegression(x, y)}, m=0, curves=2).orders.shape == (68, 700)
@@ -311,6 +313,7 @@ def names_of(findings):
     return {finding.name for finding in findings}
 
 
+@pytest.mark.slow
 def test_the_criteria_disagree_on_the_fourier_models(fourier):
     result = score_models({"<M3>": fourier["M3"], "M9": fourier["M9"]}, m=85)
     table = result.table
@@ -360,6 +363,7 @@ def test_points_that_are_copies_of_others_are_told(data):
     assert finding.text.startswith("40 of 160 points are copies of others")
 
 
+@pytest.mark.slow
 def test_a_vague_prior_loses_in_its_first_terms():
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(120, 1, generator=generator, dtype=torch.float64)
@@ -426,6 +430,7 @@ def test_few_points_and_small_differences(data):
     )
 
 
+@pytest.mark.slow
 def test_a_model_whose_fit_failed_is_not_ranked(models):
     problem = "The fit ended before an optimum."
     first, *others = score_models(models).table.index

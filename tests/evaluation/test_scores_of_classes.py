@@ -103,6 +103,7 @@ def test_new_points_are_scored_jointly_and_by_themselves(model):
         IterativePosterior(model)
 
 
+@pytest.mark.slow
 def test_models_of_classes_are_compared():
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(N, 2, generator=generator, dtype=torch.float64)

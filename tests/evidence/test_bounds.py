@@ -35,6 +35,7 @@ def outcomes(n, truth):
     return torch.stack([n - heads, heads], -1), log_p.exp()
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.composite(coins)(), st.integers(1, 30), st.floats(0.01, 0.9))
 def test_mcallesters_bound_fails_for_any_posterior_with_probability_delta_at_most(coin, n, delta):
@@ -54,6 +55,7 @@ def test_mcallesters_bound_fails_for_any_posterior_with_probability_delta_at_mos
     assert float(probability[failed].sum()) <= delta + SLACK
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.composite(coins)(), st.integers(0, 12), st.integers(1, 12), st.floats(0.01, 0.9))
 def test_the_evidence_bound_fails_with_probability_delta_at_most(coin, m, left, delta):
@@ -131,6 +133,7 @@ def test_bounds_match_their_equations():
         assert float(bound.value) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 @given(st.floats(0.0, 1.0), st.floats(0.0, 50.0), st.integers(1, 10_000), st.floats(1e-6, 0.999))
 def test_bounds_fall_with_n_and_delta_and_rise_with_risk_kl_and_models(r, kl, n, delta):
     def values(r=r, kl=kl, n=n, delta=delta, k=1):

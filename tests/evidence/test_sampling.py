@@ -127,6 +127,7 @@ def test_logs_without_a_mean(values, error, match):
         log_mean(torch.tensor(values))
 
 
+@pytest.mark.slow
 def test_the_conditional_evidence_of_a_linear_model():
     mll = linear()
     weights, _ = draws_of(mll)
@@ -233,6 +234,7 @@ def in_one_layer(likelihood, outputs, structure):
     return mll.evidence_of(x[:25], y[:25]), x[:25], (x[25:], y[25:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", [Full(), Kronecker(), Diagonal()])
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_laplace_without_draws_of_a_regression(structure, scale):
@@ -251,6 +253,7 @@ def test_laplace_without_draws_of_a_regression(structure, scale):
         assert value >= float(density - 0.5 * ratio)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 3])
 def test_laplace_without_draws_of_classes(classes):
     likelihood = SoftmaxLikelihood(num_classes=3, mixing_weights=False)

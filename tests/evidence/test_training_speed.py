@@ -128,6 +128,7 @@ def test_the_gaussian_estimate_loses_its_bias_with_draws():
     assert bias < 0.1 * abs(few.gaussian.value - lml) + 4 * many.gaussian.standard_error
 
 
+@pytest.mark.slow
 def test_standard_errors_are_those_of_repeated_estimates():
     model, order = gp(), torch.arange(N).unsqueeze(0)
     results = [
@@ -230,6 +231,7 @@ EPOCHS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(EPOCHS)
 def test_sums_of_losses_are_plain_sums(epochs):
     speed = SumOfTrainingLosses()

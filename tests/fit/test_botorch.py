@@ -65,6 +65,7 @@ def lml(mll):
         return exact(mll.model(*mll.model.train_inputs), mll.model.train_targets).sum().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ExactMarginalLogLikelihood, ConditionalMarginalLogLikelihood])
 def test_a_fit_of_botorch_ends_at_the_same_optimum_or_above(kind):
     theirs, ours = objective(), objective(kind)
@@ -74,6 +75,7 @@ def test_a_fit_of_botorch_ends_at_the_same_optimum_or_above(kind):
     assert lml(ours) > lml(theirs) - 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [2, 8])
 def test_a_search_of_botorch_that_goes_on_ends_at_the_same_hyperparameters(d):
     theirs, ours = objective(n=40, d=d), objective(n=40, d=d)
@@ -162,6 +164,7 @@ def errors_of_patients(*rows, **options):
     return (mean - y[300:]).square().mean(-1).sqrt()
 
 
+@pytest.mark.slow
 def test_it_predicts_as_well_as_the_fit_of_botorch_also_in_a_batch():
     slices, options = (slice(100), slice(200, 300)), {"optimizer": fit_gpytorch_mll_fused}
     together = errors_of_patients(*slices, **options)
@@ -206,6 +209,7 @@ def fused(mll, **options):
     return fit_gpytorch_mll(mll, optimizer=fit_gpytorch_mll_fused, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fit", [lambda mll: fused(mll), lambda mll: fit_mll(mll, progress=False)])
 def test_a_model_with_a_fit_of_its_own_is_fitted_by_that(fit):
     x, y = rows(30)
@@ -218,6 +222,7 @@ def test_a_model_with_a_fit_of_its_own_is_fitted_by_that(fit):
     assert error < 0.35  # with outliers taken for noise it is above one half
 
 
+@pytest.mark.slow
 def test_comparisons_and_variational_models():
     comparisons = torch.tensor([[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]])
     pairwise = PairwiseGP(rows(12)[0], comparisons)

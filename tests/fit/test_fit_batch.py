@@ -59,6 +59,7 @@ def assert_as_alone(together, optimizer="adam", rtol=1e-7, **options):
     return alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONDITIONINGS)
 def test_each_member_is_as_its_lone_fit(name):
     together = [objective(seed, c) for seed, c in enumerate(CONDITIONINGS[name])]
@@ -87,6 +88,7 @@ def test_every_kernel_and_mean(options):
     assert_as_alone([objective(seed, **copy.deepcopy(options)) for seed in range(3)], steps=5)
 
 
+@pytest.mark.slow
 def test_priors_and_missing_targets_count_as_alone():
     def regularized(seed):
         mll = objective(seed, kernel="rbf", n=12)
@@ -141,6 +143,7 @@ def fragile(seed, limit):
     return objective(seed, kernel=gpytorch.kernels.ScaleKernel(kernel))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [(9.0, 0.055, 9.0), (0.055, 0.035, 9.0), (0.055, 0.055)])
 def test_a_member_that_fails_midway_keeps_its_last_good_point(limits):
     together = [fragile(seed, limit) for seed, limit in enumerate(limits)]

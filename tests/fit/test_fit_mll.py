@@ -44,6 +44,7 @@ def test_every_optimizer_improves_the_objective(optimizer):
     assert all(f"<td>{value}</td>" in result._repr_html_() for value in (result.starts, ""))
 
 
+@pytest.mark.slow
 def test_restarts_redraw_networks_and_keep_the_best(monkeypatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("all are seeded"))
     mll = objective("deep_bottleneck", mean="mlp", conditioning=LastPoints(0))

@@ -85,6 +85,7 @@ def test_fits_begin_with_the_warm_start(fit):
         torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_fits_of_networks_and_of_sums_begin_with_the_warm_start():
     x, y = rows()
     model, warm = GPRegression(x, y, kernel="deep"), GPRegression(x, y, kernel="deep")
@@ -175,6 +176,7 @@ def densities(mll, x, y):
     return torch.distributions.Normal(p.mean, p.variance.sqrt()).log_prob(y)
 
 
+@pytest.mark.slow
 def test_the_deep_kernel_is_trained_where_held_out_data_support_it():
     x, y = grouped_data()
     new_x, new_y = grouped_data(seed=1)
@@ -195,6 +197,7 @@ def test_the_deep_kernel_is_trained_where_held_out_data_support_it():
     assert targets.shape == y.shape
 
 
+@pytest.mark.slow
 def test_other_models_train_their_networks_and_hyperparameters_together():
     x, y = step_data()
     new_x, new_y = step_data(seed=1)
@@ -207,6 +210,7 @@ def test_other_models_train_their_networks_and_hyperparameters_together():
     assert densities(mll, new_x, new_y).mean() > start + 0.5
 
 
+@pytest.mark.slow
 def test_it_is_the_ard_gp_where_they_do_not():
     x, y = noise_data()
     mll = regression(x, y)
@@ -237,6 +241,7 @@ def test_another_model_stays_as_it_was_where_they_do_not():
         assert torch.equal(value, state[name])
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_result():
     def fitted(seed):
         mll = regression(*step_data(n=40), kernel="rbf", mean="mlp", hidden=[5])
@@ -247,6 +252,7 @@ def test_the_same_seed_gives_the_same_result():
     assert fitted(3).gains != results[0].gains
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning")
 def test_few_steps_missing_targets_and_float32():
     x, y = grouped_data(n=60)
@@ -259,6 +265,7 @@ def test_few_steps_missing_targets_and_float32():
     assert all(p.dtype == torch.float32 for p in mll.parameters())
 
 
+@pytest.mark.slow
 def test_warm_starts_in_a_batch_and_of_near_duplicates():
     """Without gradients; between duplicates there is no noise at all, which is not believed."""
     x, y = rows()
@@ -273,6 +280,7 @@ def test_warm_starts_in_a_batch_and_of_near_duplicates():
     assert model.likelihood.noise.min() >= 0.0149
 
 
+@pytest.mark.slow
 def test_values_that_cannot_be_scored_are_not_chosen():
     mll = regression(*grouped_data(n=60))
     state = {name: value.clone() for name, value in mll.state_dict().items()}

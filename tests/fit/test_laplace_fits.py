@@ -36,6 +36,7 @@ def linear(delta=2.0, noise=0.3):
     return mll, x, y, mode
 
 
+@pytest.mark.slow
 def test_the_mode_of_a_linear_model():
     mll, x, y, mode = linear()
     fit = fit_map(mll, x, y, epochs=400, lr=0.05, final_lr=1e-4, progress=False)
@@ -44,6 +45,7 @@ def test_the_mode_of_a_linear_model():
     torch.testing.assert_close(mll.model.network.weight[0].detach(), mode, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_hyperparameters_at_fixed_weights_reach_a_stationary_point():
     mll, x, y, mode = linear()
     with torch.no_grad():
@@ -115,6 +117,7 @@ def test_bad_arguments(fit):
             fit(mll, x, y, progress=False)
 
 
+@pytest.mark.slow
 def test_estimates_over_batches_of_a_class():
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(40) % 4
@@ -161,6 +164,7 @@ def fit(mll, data, **options):
     return fit_online(mll, *data, **options)
 
 
+@pytest.mark.slow
 def test_the_noise_is_found_and_the_best_is_kept():
     mll, data = regression(), waves()
     result = fit(mll, data, epochs=150, hyper_steps=20)
@@ -197,6 +201,7 @@ def interrupted_after(steps, monkeypatch):
     monkeypatch.setattr(torch.optim.Adam, "step", counted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "outputs"),
     [(1, "all"), (8, "column"), (14, "all"), (16, "column"), (None, "all")],
@@ -234,6 +239,7 @@ def test_what_ended_by_patience_stays_ended(tmp_path):
     assert again.log_joints == whole.log_joints
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("structure", "outputs"),
     [(FunctionSpace(), "all"), (FunctionSpace(), "single"), (Kronecker(), "column")],

@@ -130,6 +130,7 @@ def smooth(seed=0, noise=0.01):
     return x, function(x) + noise * torch.randn(50, 1, generator=generator), new_x
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # BoTorch's of float32; of a scale that runs away
 @pytest.mark.parametrize(
     ("kernel", "kind"),
@@ -293,6 +294,7 @@ def runaway():
     return SingleTaskGP(x, y.unsqueeze(-1), covar_module=kernel, input_transform=Normalize(4))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The noise ended:gpclml.fit.FitWarning")
 def test_a_model_of_the_caller_that_runs_away_says_so_and_what_to_do():
     match = r"does not score first points.*LogNormalPrior"

@@ -44,6 +44,7 @@ def free_port():
         return listening.getsockname()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs Gloo")
 def test_two_processes_climb_the_mean_of_their_objectives():
     """The processes are started as ``torchrun`` does, which looks up the name of the machine."""

@@ -167,6 +167,7 @@ def test_points_with_a_batch_of_their_own():
         torch.testing.assert_close(covariance[i], posterior.covariance(x[i]))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     n=st.integers(1, 30),

@@ -164,6 +164,7 @@ def test_evidence_and_conditional_are_near_those_by_quadrature(name, scale):
         assert conditional == pytest.approx(exact - exact_others, abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "approximation", "conditioning"), OBJECTIVES)
 def test_gradients_are_those_of_finite_differences(name, approximation, conditioning):
     x, y = drawn(name, n=8)
@@ -428,6 +429,7 @@ def test_what_is_not_taken_is_refused_by_name():
         heavy.predict(x)
 
 
+@pytest.mark.slow
 def test_redrawn_blocks_average_to_folds():
     x, y = drawn("probit", 20)
     model = Latent(x, y, BernoulliLikelihood())

@@ -75,6 +75,7 @@ TOO_SURE = [("cancer", "overtrained", structure, count, -0.03)
 NOT_SURE_ENOUGH = [("digits", "early-stopped", "kron", 100, -0.04)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "regime", "structure", "count", "most"), NO_WORSE + TOO_SURE + NOT_SURE_ENOUGH
 )
@@ -96,6 +97,7 @@ def auroc(inside, outside):
     return roc_auc_score([True] * len(inside) + [False] * len(outside), confidence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", ["full", "kron"])
 def test_points_unlike_the_training_data_are_told_apart_as_by_the_evidence(structure):
     scores, losses = {}, {}

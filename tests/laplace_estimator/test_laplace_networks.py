@@ -213,6 +213,7 @@ def binary(seed=0):
     return x, y, network
 
 
+@pytest.mark.slow
 def test_a_network_of_one_output_is_that_of_two_logits():
     x, y, network = binary()
     both = copy.deepcopy(network)

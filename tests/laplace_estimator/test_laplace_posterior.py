@@ -189,6 +189,7 @@ class Attention(nn.Module):
         return self.last(hidden.mean(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["all", "last"])
 def test_gradients_with_respect_to_sequences(weights):
     torch.manual_seed(0)
@@ -203,6 +204,7 @@ def test_gradients_with_respect_to_sequences(weights):
         assert torch.autograd.gradcheck(function, (points,), nondet_tol=1e-10)
 
 
+@pytest.mark.slow
 def test_outputs_of_classes_are_what_predictions_average_over():
     labels = (Y[:, 0] > 0.3).long() + (Y[:, 1] > 0.5)
     network = trained([2, 10, 3], X, lambda f: nn.functional.cross_entropy(f, labels), 400)
@@ -216,6 +218,7 @@ def test_outputs_of_classes_are_what_predictions_average_over():
     torch.testing.assert_close(draws, probs, atol=0.02, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_large_last_layer_by_woodburys_identity():
     """Of many classes the full posterior is computed without its matrix, and is the same."""
     torch.manual_seed(0)
@@ -247,6 +250,7 @@ def test_a_large_last_layer_by_woodburys_identity():
     assert one_batch.log_evidence == pytest.approx(posterior.log_evidence, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_a_large_last_layer_beside_other_weights_has_its_matrix():
     """A parameter that comes after the last layer's weight is its bias only if it is one."""
     torch.manual_seed(0)
@@ -448,6 +452,7 @@ def test_likelihoods_do_not_depend_on_units(name, unit):
     torch.testing.assert_close(values[1][1] / unit, values[0][1], rtol=1e-3, atol=0)
 
 
+@pytest.mark.slow
 def test_several_noises_are_those_of_each_output():
     make, outputs, target, _ = CASES["noises"]
     target = target * torch.tensor([1.0, 0.1])
@@ -500,6 +505,7 @@ def test_the_evidence_at_other_hyperparameters():
         classes.log_marginal_likelihood(noise=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", ["full", "diag"])
 def test_a_precision_for_each_weight(structure):
     network = trained([2, 6, 1], X, lambda f: (f[:, 0] - Y[:, 0]).square().mean())
@@ -587,6 +593,7 @@ def reader(batches):
     return network.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_ragged_dictionaries_are_padded_tensors(structure):
     batches = sentences()
@@ -729,6 +736,7 @@ def test_registered_priors_count_in_fits():
         LinearizedNetwork(network, train_inputs=DataLoader(X), train_targets=Y)
 
 
+@pytest.mark.slow
 def test_training_by_the_evidence_is_one_call_that_resumes(tmp_path):
     def made():
         torch.manual_seed(1)

@@ -52,6 +52,7 @@ def ratio(unit, dtype=torch.float64, outputs=1, precision="evidence", **options)
     return float((predicted / deviation).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("structure", "weights", "outputs"),
     [("full", "last", 1), ("full", "all", 2), ("kron", "all", 1), ("kron", "last", 2)],
@@ -65,6 +66,7 @@ def test_intervals_by_the_evidence_have_no_units(structure, weights, outputs):
     assert ratio(1e6, torch.float32, **options) == pytest.approx(ratios[0], rel=2e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("structure", "weights", "precision"), [("full", "last", 0.01), ("kron", "all", 30.0)]
 )
@@ -121,6 +123,7 @@ def objective(network, unit=1.0):
     return LaplaceMarginalLogLikelihood(GaussianLikelihood().double(), model, N, Full())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", UNITS)
 def test_hyperparameters_reach_the_optimum_in_any_units(unit):
     network, x, y = trained()
@@ -136,6 +139,7 @@ def test_hyperparameters_reach_the_optimum_in_any_units(unit):
     )
 
 
+@pytest.mark.slow
 def test_an_evidence_that_climbs_is_told():
     network, x, y = trained()
     mll = objective(network)
@@ -149,6 +153,7 @@ def test_an_evidence_that_climbs_is_told():
     assert "Raise epochs" in online.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [1e-6, 1e5])
 def test_a_training_on_raw_units_is_told_and_its_noise_follows(unit):
     _, x, y = trained()

@@ -329,6 +329,7 @@ def test_subnetworks_that_are_none(classifier):
             fit(weights)
 
 
+@pytest.mark.slow
 def test_noises_of_several_outputs_in_training_by_the_evidence():
     """Their ratios are those of the residuals, as after ``Laplace.fit``."""
     noise = torch.randn(40, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

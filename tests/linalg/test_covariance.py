@@ -242,6 +242,7 @@ def test_learning_curves_and_predictions_from_earlier_points(kind):
     assert_same(problem, residual, curves, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dense", "low rank"])
 @given(
     n=st.integers(1, 12),

@@ -64,6 +64,7 @@ def parameters(dtype=torch.float64, noise=0.05):
     return [torch.tensor(value, dtype=dtype, requires_grad=True) for value in (0.4, noise)]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     n=st.integers(2, 40),
@@ -194,6 +195,7 @@ def test_unusable_settings_are_refused(name):
             ConjugateGradients(**{name: torch.nan})
 
 
+@pytest.mark.slow
 def test_noise_that_is_lost_in_rounding_has_no_bound():
     x, r = points(30, dtype=torch.float32), reference.random_residual(30).float()
     held_out, covariance = held_out_of(30, 3), rbf(x, torch.tensor(0.3), torch.tensor(1e-8))
@@ -255,6 +257,7 @@ def test_an_interrupt_passes_through(capsys):
     assert capsys.readouterr().err.endswith(" \r")  # the bar is gone
 
 
+@pytest.mark.slow
 def test_a_residual_is_the_true_one_at_the_limit_of_single_precision():
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(800, 2, generator=generator)

@@ -37,6 +37,7 @@ def finely(mean, scale):
     return torch.log_softmax(terms.logsumexp(0), -2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ways", "spread", "scales"),
     [

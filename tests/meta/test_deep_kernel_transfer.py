@@ -239,6 +239,7 @@ def trained(tasks, m=6, kernel="rbf", **options):
     return model, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("offset", "scale", "kernel", "m"),
     [
@@ -263,6 +264,7 @@ def test_training_and_predictions_do_not_depend_on_units_and_zero(offset, scale,
     torch.testing.assert_close(scores.nll - math.log(scale), others.nll, rtol=3e-2, atol=3e-2)
 
 
+@pytest.mark.slow
 def test_single_precision_targets_far_from_zero():
     errors = []
     for offset in (0.0, 1000.0):
@@ -272,6 +274,7 @@ def test_single_precision_targets_far_from_zero():
     assert errors[1] == pytest.approx(errors[0], rel=0.05)
 
 
+@pytest.mark.slow
 def test_files_and_interrupted_trainings_keep_the_scale(tmp_path):
     tasks, path = Converted(1000.0, 30.0), tmp_path / "model.pt"
     whole, expected = trained(tasks)
@@ -334,6 +337,7 @@ class ByTask(Converted):
         return Episodes(drawn.support_x, support_y, drawn.query_x, query_y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.0, 1.5])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_tasks_of_very_different_offsets_are_learned_by_their_own_scale(spread, seed):

@@ -318,6 +318,7 @@ def test_a_data_set_of_tensors_without_query_targets():
     assert tasks.draw([2]).mask() is None
 
 
+@pytest.mark.slow
 def test_training_and_scores_on_a_data_set_of_tasks():
     model = transfer(standardize=True)
     generator = torch.Generator().manual_seed(0)

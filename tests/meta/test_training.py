@@ -58,6 +58,7 @@ def test_every_layer_that_makes_features_trains_at_the_full_rate(kernel):
             assert moved < 1.1e-4, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("m", [0, 4], ids=["lml", "clml"])
 def test_it_learns_what_tasks_have_in_common(m):
     model, unseen = transfer(), tasks(seed=1)
@@ -75,6 +76,7 @@ def test_it_learns_what_tasks_have_in_common(m):
     assert not model.training
 
 
+@pytest.mark.slow
 def test_regression_tasks():
     network = MLP([1, 20, 20, 8], torch.nn.Tanh)
     model = DeepKernelTransfer(network, "rbf", 8)
@@ -89,6 +91,7 @@ def test_regression_tasks():
     assert torch.equal(after.gain, -after.values)
 
 
+@pytest.mark.slow
 def test_a_training_without_progress_ends_early_and_can_go_on(tmp_path):
     options = {"steps": 39, "look_every": 2, "validation": tasks(seed=1), "validation_tasks": 5}
     options |= {"lr": 0.3, "progress": False}
@@ -137,6 +140,7 @@ def interrupt_adam(monkeypatch):
     monkeypatch.setattr(torch.optim.Adam, "step", interrupted_once)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "kernel", "conditioning"),
     [

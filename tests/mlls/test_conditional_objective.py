@@ -351,6 +351,7 @@ def test_what_is_mixed_is_named(case):
         mll(model(x), target)
 
 
+@pytest.mark.slow
 def test_neither_networks_nor_tables_are_imported_for_it():
     code = """
 import sys

@@ -172,6 +172,7 @@ def test_predictions_given_all_points_are_the_exact_ones(name):
         torch.testing.assert_close(ours.variance, exact.variance, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
 @pytest.mark.parametrize("order", ["all", "previous"])
 def test_a_fit_finds_what_made_the_data(optimizer, order):
@@ -294,6 +295,7 @@ def test_with_all_others_as_neighbours_it_is_exact_for_copies(order):
     torch.testing.assert_close(*values, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["previous", "all"])
 def test_copies_leave_room_for_other_neighbours(order):
     x, y = copied(40, 100)

@@ -173,6 +173,7 @@ def test_a_validation_step_in_eval_mode_is_gpytorchs(conditioning):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::Warning")  # BoTorch's own, of a search that evaluates in eval
 def test_botorchs_relevance_pursuit_finds_the_outlier():
     generator = torch.Generator().manual_seed(0)
@@ -268,6 +269,7 @@ assert settings() == before, [k for k, v in settings().items() if before[k] != v
 """
 
 
+@pytest.mark.slow
 def test_fits_leave_gpytorchs_settings_as_they_are():
     subprocess.run([sys.executable, "-c", FIT], check=True)
 

@@ -67,6 +67,7 @@ def fourier_model(data, n: int, degree: int, decaying: bool = False) -> Bayesian
     return BayesianLinearModel(x, y, FourierFeatures(degree), prior_variance=variance, noise=0.01)
 
 
+@pytest.mark.slow
 def test_the_larger_fourier_model_overtakes_near_297_points(fourier):
     generator = torch.Generator().manual_seed(0)
     orders = torch.stack([torch.randperm(500, generator=generator) for _ in range(200)])

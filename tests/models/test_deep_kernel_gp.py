@@ -188,6 +188,7 @@ def test_it_starts_as_single_task_gp():
         assert torch.equal(model.likelihood.noise, plain.likelihood.noise)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_gradients_at_the_points_are_those_of_finite_differences(kernel):
     for m in (1, 2):
@@ -372,6 +373,7 @@ def test_fantasies_at_batches_of_points(m):
     assert further.posterior(test).mean.shape == (3, 5, 4, m)
 
 
+@pytest.mark.slow
 def test_gradients_through_fantasies():
     acquisition = qKnowledgeGradient(make(), num_fantasies=2)
     assert torch.autograd.gradcheck(acquisition, points(1, 3, 2).requires_grad_())
@@ -446,6 +448,7 @@ def test_outputs_are_fitted_each_by_itself(kernel):
     assert torch.allclose(ends[0], torch.stack(ends[1:]), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_acquisition_functions_are_optimized(fitted):
     (model, y), q = fitted, 3
     acquisition = qLogExpectedImprovement(model, best_f=y.max())

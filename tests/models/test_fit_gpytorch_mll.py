@@ -84,6 +84,7 @@ def value(mll) -> torch.Tensor:
         return -mll.compute_custom_loss()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning")
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("make", MODELS)

@@ -51,6 +51,7 @@ def log_loss(model, x, y):
     return -model.predict(x).log_prob(y).mean().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("likelihood", [BernoulliLikelihood, LogisticLikelihood])
 def test_fits_of_each_kind_gain_and_predict(data, likelihood):
     x, y, _ = data
@@ -97,6 +98,7 @@ def test_separable_classes_do_not_run_away(data):
     assert ((probabilities > 0.5) == (x[:, 0] > 0.5)).double().mean() > 0.95
 
 
+@pytest.mark.slow
 def test_few_of_a_class_and_copies_of_points_are_right(data):
     x, _, _ = data
     rare = torch.zeros(60, dtype=torch.float64)
@@ -109,6 +111,7 @@ def test_few_of_a_class_and_copies_of_points_are_right(data):
     assert copies.predict(x[:2]).probabilities.numpy() == pytest.approx(2 / 3, abs=0.05)
 
 
+@pytest.mark.slow
 def test_types_of_classes_and_precisions_agree(data):
     x, y, _ = data
     expected = GPClassification(x, y).predict(x).probabilities
@@ -171,6 +174,7 @@ def test_a_kernel_of_its_own_keeps_its_priors(data):
     assert log_loss(model, x, y) < 0.69
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "likelihood",
     [
@@ -188,6 +192,7 @@ def test_counts_are_fitted_with_each_likelihood(data, likelihood):
     assert ((counts <= predicted.quantile(0.9)).double().mean() - 0.9).abs() < 0.1
 
 
+@pytest.mark.slow
 def test_exposures_scale_counts(data):
     x, _, counts = data
     exposure = torch.linspace(1, 50, 60, dtype=torch.float64)
@@ -199,6 +204,7 @@ def test_exposures_scale_counts(data):
     assert ((rate - (1 + (5 * x[:, 0]).sin()).exp()).abs() / rate).median() < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.0, 1e6])
 def test_counts_of_zero_and_of_millions_are_fitted(data, scale):
     x, _, counts = data
@@ -221,6 +227,7 @@ def test_state_round_trip(data):
 LATENT = torch.tensor([-2.0, 0.5, 3.0], dtype=torch.float64), torch.tensor([0.01, 1.0, 9.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("likelihood", "targets"),
     [
@@ -252,6 +259,7 @@ def test_predictions_are_those_of_a_fine_grid(likelihood, targets):
         torch.testing.assert_close(prediction.variance, want, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_quantiles_are_where_the_distribution_function_crosses():
     mean, variance = LATENT[0], LATENT[1].double()
     for likelihood in (LogPoissonLikelihood(), LogNegativeBinomialLikelihood()):
@@ -266,6 +274,7 @@ def test_quantiles_are_where_the_distribution_function_crosses():
     assert classes.quantile(0.5).tolist() == [0.0, 1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_outliers_move_a_student_t_little(data):
     class RobustGP(LatentGP):
         def __init__(self, x, y):

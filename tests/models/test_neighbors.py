@@ -167,6 +167,7 @@ def test_it_is_kept_by_files_and_by_models_with_another_kernel(tmp_path):
     assert torch.equal(model.predict(new, neighbors="auto").mean, model.predict(new).mean)
 
 
+@pytest.mark.slow
 def test_as_many_as_pay_are_few_for_noise_and_more_for_a_smooth_function():
     x, generator = data(400)[0], torch.Generator().manual_seed(3)
     noise, counts = torch.randn(400, generator=generator).double(), []
@@ -184,6 +185,7 @@ def test_as_many_as_pay_are_few_for_noise_and_more_for_a_smooth_function():
     assert 32 == counts[0] < counts[1] <= 512
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("q", [1, 2])
 def test_acquisition_functions_are_optimized_on_many_rows(q):
     x, y = data(20_000)

@@ -85,6 +85,7 @@ def test_predictions_do_not_depend_on_the_units_input_scale(dtype):
             torch.testing.assert_close(normal.stddev, expected.stddev, rtol=rounding, atol=0)
 
 
+@pytest.mark.slow
 def test_fitted_predictions_scale_with_targets_and_inputs():
     def fitted(scale, input_scale):
         x, y, new_x, new_y = data(torch.float64, scale, input_scale)

@@ -39,6 +39,7 @@ def frame(n=60, seed=0):
     return table, np.where(score > 0, "yes", "no")
 
 
+@pytest.mark.slow
 def test_the_checks_of_scikit_learn():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of rows and columns left out, and of skipped checks
@@ -56,6 +57,7 @@ def powered(p, power):
     return 1 / (1 + (1 / p - 1) ** power)
 
 
+@pytest.mark.slow
 def test_probabilities_are_the_mean_of_those_of_the_members():
     x, y = arrays()
     new = arrays(9, seed=1)[0]
@@ -77,6 +79,7 @@ def test_probabilities_are_the_mean_of_those_of_the_members():
     np.testing.assert_allclose(single, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_odds_are_raised_where_classes_are_told_apart_well():
     x, _ = arrays(80)
     generator = np.random.default_rng(0)
@@ -150,6 +153,7 @@ def test_a_column_of_labels_is_taken_with_a_warning():
     np.testing.assert_array_equal(column.predict(x), Classifier(FAST).fit(x, y).predict(x))
 
 
+@pytest.mark.slow
 def test_data_frames_with_categories_and_missing_values():
     table, y = frame()
     assert cross_val_score(Classifier(FAST), table, y, cv=3).mean() > 0.85
@@ -170,6 +174,7 @@ def test_data_frames_with_categories_and_missing_values():
     assert np.isfinite(marked.predict_proba(table)).all()
 
 
+@pytest.mark.slow
 def test_classes_that_a_line_parts_and_one_row_of_a_class():
     x, _ = arrays(60)
     for kernel in KERNELS:
@@ -179,6 +184,7 @@ def test_classes_that_a_line_parts_and_one_row_of_a_class():
         assert rare.predict_proba(x)[:, 1].mean() == pytest.approx(1 / 60, abs=0.05)
 
 
+@pytest.mark.slow
 def test_many_classes():
     x, _ = arrays(60)
     y = np.array(["low", "middle", "high", "top"])[(x[:, 0] > 1).astype(int) + (x[:, 1] > 1.5) * 2]
@@ -203,6 +209,7 @@ def test_several_processes_give_the_same_fit():
     np.testing.assert_allclose(single.predict_proba(x), several.predict_proba(x), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_are_left_out_as_if_the_model_was_fitted_without_them():
     x, y = map(torch.from_numpy, arrays(50))
     model = GPClassification(x, y.double(), likelihood=LogisticLikelihood())
@@ -224,6 +231,7 @@ def test_equal_rows_with_other_labels_share_their_probability():
     assert found == pytest.approx([0.25, 0.75], abs=0.08)
 
 
+@pytest.mark.slow
 def test_more_rows_than_are_fitted_to():
     x, y = arrays(60)
     y = np.where(np.arange(60) == 3, 5, y)  # a class of one row
@@ -239,6 +247,7 @@ def test_more_rows_than_are_fitted_to():
     assert not np.array_equal(first.predict_proba(x), other.predict_proba(x))
 
 
+@pytest.mark.slow
 def test_kernels_whose_fit_fails_are_left_out(monkeypatch):
     x, y = arrays()
     fit = averages.fit_mll
@@ -261,6 +270,7 @@ def test_kernels_whose_fit_fails_are_left_out(monkeypatch):
         Classifier(["linear", "rbf"]).fit(x, y)
 
 
+@pytest.mark.slow
 def test_pickles_and_files_give_the_same_predictions(tmp_path):
     table, y = frame()
     table.loc[3:9, "size"] = np.nan

@@ -102,6 +102,7 @@ def test_scores():
     assert three.values["Brier score"][0] == pytest.approx(1 / 3)
 
 
+@pytest.mark.slow
 def test_compare(gpclml, csv, tmp_path):
     arguments = "compare", csv(table()), "--target", "kind", "--out", tmp_path / "out"
     result = gpclml(*arguments)
@@ -127,6 +128,7 @@ def test_compare(gpclml, csv, tmp_path):
     assert repeated.stdout == result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [("no", "yes"), ("low", "middle", "high, very")])
 def test_fit_and_predict(gpclml, csv, tmp_path, labels):
     frame, out = table(labels), tmp_path / "model"

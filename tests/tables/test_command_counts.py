@@ -70,6 +70,7 @@ def test_the_size_of_negative_binomials():
     assert fitted_size(draws, means) == pytest.approx(2.0, rel=0.1)
 
 
+@pytest.mark.slow
 def test_compare(gpclml, csv, tmp_path):
     frame = table()
     arguments = "compare", csv(frame), "--target", "visits", "--task", "counts"
@@ -104,6 +105,7 @@ def test_compare(gpclml, csv, tmp_path):
     assert again.stdout == result.stdout
 
 
+@pytest.mark.slow
 def test_fit_and_predict(gpclml, csv, tmp_path):
     frame, out = table(), tmp_path / "model"
     result = gpclml("fit", csv(frame), "--target", "visits", "--task", "counts", "--out", out)

@@ -29,6 +29,7 @@ def record(report):
     return json.loads((report[0] / "report.json").read_text())
 
 
+@pytest.mark.slow
 def test_it_prints_the_answer_the_table_and_where_the_page_is(report, record):
     folder, result = report
     lines = result.stdout.splitlines()
@@ -61,6 +62,7 @@ def test_all_is_in_the_folder_and_nothing_beside_it(report):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_library(report, record):
     options = TableOptions(report[0].parent / "a <table> & more.csv", "progression", 4000, seed=1)
     data = read_table_data(options, tests=True)
@@ -84,6 +86,7 @@ def test_scores_are_those_of_the_library(report, record):
         torch.testing.assert_close(kept.model.predict(x).mean, models[name].predict(x).mean)
 
 
+@pytest.mark.slow
 def test_the_command_on_record_gives_the_same_report_until_another_is_finished(
     report, record, gpclml, tmp_path
 ):
@@ -108,6 +111,7 @@ def test_the_command_on_record_gives_the_same_report_until_another_is_finished(
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
 
+@pytest.mark.slow
 def test_bars_are_on_a_terminal_and_not_in_what_is_piped(csv, tmp_path):
     pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
     terminal, theirs = pty.openpty()
@@ -176,6 +180,7 @@ def no_constants(text):
     raise AssertionError(f"{text} is no JSON")
 
 
+@pytest.mark.slow
 def test_a_report_survives_a_model_without_scores(gpclml, csv, tmp_path, broken):
     broken("rbf")
     out = tmp_path / "out"
@@ -199,6 +204,7 @@ def test_a_report_survives_a_model_without_scores(gpclml, csv, tmp_path, broken)
     assert ">nan" not in page
 
 
+@pytest.mark.slow
 def test_where_no_model_can_be_scored_the_command_says_why(gpclml, csv, tmp_path, broken):
     broken("rbf", "matern")
     out = tmp_path / "out"
@@ -210,6 +216,7 @@ def test_where_no_model_can_be_scored_the_command_says_why(gpclml, csv, tmp_path
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_fits_that_failed_or_have_no_noise_are_said_so_in_table_terminal_and_note(gpclml, tmp_path):
     rng = np.random.default_rng(3)
     x = rng.uniform(size=(50, 10))
@@ -243,6 +250,7 @@ def halves(function, n=80, seed=0):
     return (x[:n], y[:n]), (x[n:], y[n:])
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_the_libraries():
     train, (x, y) = halves(lambda x: (6 * x[:, 0]).sin())
     predictors, failures = yardsticks(train, seed=3)
@@ -289,6 +297,7 @@ def run_without(package, *words):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["typer", "matplotlib"])
 def test_the_command_without_a_package(package, csv):
     done = run_without(package, "compare", str(csv), "--target", "progression")
@@ -299,6 +308,7 @@ def test_the_command_without_a_package(package, csv):
     )
 
 
+@pytest.mark.slow
 def test_fits_need_no_package_of_pages(csv, tmp_path):
     words = "fit", str(csv), "--target", "progression", "--model", "linear", "--quiet"
     done = run_without("jinja2", *words, "--out", str(tmp_path / "model"))

@@ -76,6 +76,7 @@ def test_far_from_zero_values_are_compared_as_they_are():
     assert not copied_rows(1e9 + np.tile(x, (2, 1)), 1e9 + np.r_[y, y + 1e-3]).any()
 
 
+@pytest.mark.slow
 def test_a_stack_of_copies_is_that_of_the_rows(tmp_path):
     x, y = map(torch.from_numpy, table())
     rows = torch.from_numpy(repeats("half"))

@@ -81,6 +81,7 @@ def test_a_mixture_is_the_average_of_its_members():
             call()
 
 
+@pytest.mark.slow
 def test_it_is_the_average_of_models_of_counts():
     x, y = arrays()
     new, new_y = arrays(9, seed=1)
@@ -128,6 +129,7 @@ def test_missing_values_and_unknown_levels_are_averaged_over():
     assert std[3] ** 2 == pytest.approx(total, rel=0.2)
 
 
+@pytest.mark.slow
 def test_pickles_and_files_give_the_same_predictions(tmp_path):
     table, y = frame()
     table.loc[3:9, "size"] = np.nan
@@ -143,6 +145,7 @@ def test_pickles_and_files_give_the_same_predictions(tmp_path):
     assert loaded.get_params() == regressor.get_params()
 
 
+@pytest.mark.slow
 def test_tools_of_scikit_learn():
     x, y = arrays()
     regressor = clone(Regressor(FAST).set_params(counts=True))
@@ -164,6 +167,7 @@ def test_more_rows_than_are_fitted_to():
     assert regressor.n_rows_ == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [lambda y: 0 * y, lambda y: 0 * y + 7, lambda y: np.where(np.arange(40) == 3, 1e6, y)],

@@ -29,6 +29,7 @@ def fitted(csv, gpclml, tmp_path):
     return fit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["linear", "sm", "deep"])
 def test_predictions_are_those_in_memory(csv, gpclml, tmp_path, fitted, name):
     drop = ["--drop", "bmi", "--drop", "bp"] if name == "deep" else []
@@ -56,6 +57,7 @@ def test_predictions_are_those_in_memory(csv, gpclml, tmp_path, fitted, name):
     assert "130 rows predicted" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_stack_is_fitted_unless_a_model_is_named(csv, gpclml, tmp_path):
     folder, out = tmp_path / "model", tmp_path / "predictions.csv"
     result = gpclml("fit", csv, "--target", "progression", "--quiet", "--seed", 3, "--out", folder)
@@ -100,6 +102,7 @@ def test_a_time_budget_too_small_leaves_the_fastest_model(csv, gpclml, tmp_path)
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_new_tables_need_no_target_and_may_have_new_levels(csv, gpclml, tmp_path, fitted, diabetes):
     folder, _ = fitted("linear")
     odd = next(name for name in diabetes.columns if name.startswith("<b>"))
@@ -127,6 +130,7 @@ def test_new_tables_need_no_target_and_may_have_new_levels(csv, gpclml, tmp_path
     assert "linear fitted to 40 rows in" in few.stdout
 
 
+@pytest.mark.slow
 def test_what_cannot_be_predicted(csv, gpclml, tmp_path, fitted, report):
     folder, _ = fitted("linear")
     out = tmp_path / "out.csv"
@@ -192,6 +196,7 @@ RECIPES = [Recipe(model, seed=1, steps=4) for model in MODELS[:-1]] + [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [*RECIPES, Recipe("deep", "clml", steps=1)], ids=str)
 def test_fits_are_repeatable_and_gain(data, recipe):
     x, y = data
@@ -239,6 +244,7 @@ def curved_data(d, n, seed):
     return torch.tanh(z @ weights) + noise, torch.sin(5 * z[:, 0]) * z[:, 1]
 
 
+@pytest.mark.slow
 def test_the_rational_quadratic_does_not_end_below_the_rbf_that_it_contains():
     x, y = curved_data(8, 40, 3)
     rbf, rq = (Recipe(name).fit(x, y, progress=False).model for name in ("rbf", "rq"))

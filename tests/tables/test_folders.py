@@ -62,6 +62,7 @@ def old(report, tmp_path):
     return shutil.copytree(report[0], tmp_path / "old")
 
 
+@pytest.mark.slow
 def test_folders_that_are_not_its_own(check_refused, words, csv, tmp_path):
     other = tmp_path / "network"
     (other / "layers").mkdir(parents=True)
@@ -100,6 +101,7 @@ def test_a_report_with_files_of_others_is_refused(check_refused, words, old, nam
     check_refused(said, "compare", *words, *MODELS, "--out", old)
 
 
+@pytest.mark.slow
 def test_a_report_is_replaced_as_a_whole(gpclml, words, old):
     result = gpclml("compare", *words, "--models", "linear", "--out", old)
     assert result.exit_code == 0, result.output
@@ -135,6 +137,7 @@ def test_a_file_that_comes_while_the_model_is_fitted(gpclml, words, model, monke
     assert {path.name for path in tmp_path.iterdir()} == {words[0].name, "m", "m.gpclml-work"}
 
 
+@pytest.mark.slow
 def test_no_link_is_followed(check_refused, words, old, tmp_path):
     compare = "compare", *words, "--models", "linear", "--out"
     (tmp_path / "link").symlink_to(old)
@@ -152,6 +155,7 @@ def test_no_link_is_followed(check_refused, words, old, tmp_path):
         shutil.move(elsewhere, old / name)
 
 
+@pytest.mark.slow
 def test_notes_in_the_folder_that_an_interrupted_run_left(gpclml, words, tmp_path, old):
     """They go along with it, and models that are not asked for do not."""
     work = tmp_path / "new.gpclml-work"
@@ -174,6 +178,7 @@ class KilledError(BaseException):
     """The process ends here."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_run_that_is_killed_leaves_one_result(
     gpclml, words, model, tmp_path, monkeypatch, number
@@ -244,6 +249,7 @@ def models_of(folder):
     return json.loads((folder / "report.json").read_text())["models"]
 
 
+@pytest.mark.slow
 def test_fitted_models_are_kept_and_taken_up(
     gpclml, command, csv, tmp_path, interrupt_when, report
 ):

@@ -164,6 +164,7 @@ def content_of(folder):
     return digest([*tensors, asdict(saved.encoding), saved.record, dict(saved.made_from)])
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_goes_unseen(report, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(report[0] / "models" / "rbf", folder)
@@ -204,6 +205,7 @@ def check_safe(text, *but):
     assert not unsafe, text
 
 
+@pytest.mark.slow
 def test_controls_in_names_of_columns_and_files(gpclml, tmp_path):
     data = tmp_path / f"data{UNSAFE}.csv"
     columns = {"y": np.nan, NAME: table()["y"], f"c{UNSAFE}": ["a", "b", f"l{UNSAFE}"] * 20}
@@ -228,6 +230,7 @@ def test_controls_in_names_of_columns_and_files(gpclml, tmp_path):
     assert r"predict y\x9b2J" in compared.stdout
 
 
+@pytest.mark.slow
 def test_words_misplaced_and_bugs_are_shown_alike(tmp_path):
     words = [sys.executable, "-m", "gpclml", "fit", f"a{UNSAFE}", f"b{UNSAFE}", "--target", "y"]
     done = subprocess.run(words, capture_output=True, check=False)
@@ -257,6 +260,7 @@ def test_words_misplaced_and_bugs_are_shown_alike(tmp_path):
 NOT_UTF8 = pytest.mark.skipif(sys.platform != "linux", reason="names are UTF-8 here")
 
 
+@pytest.mark.slow
 @NOT_UTF8
 def test_a_report_of_names_that_are_not_utf8(gpclml, tmp_path, monkeypatch):
     odd = os.fsdecode(b"odd\xff")

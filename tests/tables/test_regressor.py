@@ -39,6 +39,7 @@ def frame(n=60, seed=0):
     return table, y.to_numpy()
 
 
+@pytest.mark.slow
 def test_the_checks_of_scikit_learn():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of columns left out, and of skipped checks
@@ -52,6 +53,7 @@ def test_the_checks_of_scikit_learn():
     assert not failed
 
 
+@pytest.mark.slow
 def test_it_is_the_stack_of_its_rows():
     x, y = arrays()
     regressor = Regressor(FAST).fit(x, y)
@@ -68,6 +70,7 @@ def test_it_is_the_stack_of_its_rows():
     assert regressor.score(x, y) > 0.9
 
 
+@pytest.mark.slow
 def test_categories_booleans_and_dates():
     table, y = frame()
     table["date"] = pd.date_range("2024-01-01", periods=60)
@@ -100,6 +103,7 @@ def test_missing_values_are_marked(kind):
     assert np.isfinite(regressor.predict(X)).all()
 
 
+@pytest.mark.slow
 def test_more_rows_than_are_fitted_to():
     x, y = arrays(50)
     with pytest.warns(UserWarning, match="20 of 50 rows, drawn at random") as caught:
@@ -122,6 +126,7 @@ def test_draws():
     assert (abs(draws.mean(1) - mean) < 5 * std / 20).all()
 
 
+@pytest.mark.slow
 def test_pickles_and_files_give_the_same_predictions(tmp_path):
     table, y = frame()
     table.loc[3:9, "size"] = np.nan

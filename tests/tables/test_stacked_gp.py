@@ -52,6 +52,7 @@ def fitted() -> StackedGP:
     return StackedGP().fit(*table())
 
 
+@pytest.mark.slow
 def test_leave_one_out_residuals_by_deleting_each_row(fitted):
     x = table()[0]
     for component in fitted.components:
@@ -111,6 +112,7 @@ def test_predictions_are_the_mixture_of_the_models(fitted):
     assert not prediction.mean.requires_grad
 
 
+@pytest.mark.slow
 def test_units_and_the_order_of_rows_do_not_matter():
     x, y = table()
     names = ["linear", "matern"]
@@ -195,6 +197,7 @@ def test_residuals_that_are_no_numbers_leave_a_candidate_out(monkeypatch):
     assert [component.name for component in stack.components] == ["matern"]
 
 
+@pytest.mark.slow
 def test_a_spent_time_budget_keeps_the_fastest_candidate():
     with pytest.warns(FitWarning, match="time budget of 0 seconds"):
         stack = StackedGP().fit(*table(), time_budget=0.0)
@@ -205,6 +208,7 @@ def test_a_spent_time_budget_keeps_the_fastest_candidate():
         assert len(StackedGP().fit(*table(), time_budget=1e6).components) == 6
 
 
+@pytest.mark.slow
 def test_hyperparameters_of_some_rows_and_predictions_from_all():
     x, y = table(60)
     names = ["matern", "matern_linear"]
@@ -221,6 +225,7 @@ def test_hyperparameters_of_some_rows_and_predictions_from_all():
     assert errors[1] < errors[2]
 
 
+@pytest.mark.slow
 def test_types_arrays_and_data_frames(fitted):
     x, y = table()
     new = table(4, seed=1)[0]
@@ -280,6 +285,7 @@ def skewed(n=60, seed=0):
     return x, ((y - 100) / 8).exp()
 
 
+@pytest.mark.slow
 def test_skewed_targets_are_transformed_and_densities_are_of_the_targets(tmp_path):
     x, y = skewed()
     names = ["linear", "matern", "matern_warped"]
@@ -346,6 +352,7 @@ def few_steps(monkeypatch):
     monkeypatch.setattr(candidates, "_MANY_STEPS", 40)
 
 
+@pytest.mark.slow
 def test_many_rows_are_predicted_from_their_neighbours(few_steps, tmp_path):
     x, y = table(400)
     stack = StackedGP(["matern"], exact_rows=300, seed=1).fit(x, y)
@@ -366,6 +373,7 @@ def test_many_rows_are_predicted_from_their_neighbours(few_steps, tmp_path):
     torch.testing.assert_close(1e6 * scaled.mean, prediction.mean, rtol=1e-3, atol=0)
 
 
+@pytest.mark.slow
 def test_tails_of_many_rows_are_those_of_rows_held_out(few_steps):
     x, y = table(400)
     y[torch.randperm(400, generator=torch.Generator().manual_seed(5))[:20]] += 20.0
@@ -373,6 +381,7 @@ def test_tails_of_many_rows_are_those_of_rows_held_out(few_steps):
     assert calibration.degrees < 30
 
 
+@pytest.mark.slow
 def test_what_many_rows_are_not_fitted_by(few_steps):
     x, y = table(60)
     with pytest.warns(FitWarning, match=r"matern_warped \(ArgumentError: candidates: got"):

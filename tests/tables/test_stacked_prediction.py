@@ -76,6 +76,7 @@ def test_far_tails_do_not_underflow():
 
 
 # Where modes are far apart the function is nearly flat between them.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spread", "probability"), [(0.0, 0.5), (3.0, 1e-9), (3.0, 0.8), (300.0, 0.5), (300.0, 0.8)]
 )
@@ -115,6 +116,7 @@ def test_draws_have_the_distribution_and_follow_the_seed():
         assert test.pvalue > 0.01
 
 
+@pytest.mark.slow
 def test_crps_is_the_integral_of_the_squared_difference():
     prediction = drawn(3)
     y = torch.tensor([0.3, -4.0, 12.0], dtype=torch.float64)
@@ -331,6 +333,7 @@ def penalty(log_scale, inverse, expected):
     return 2.5 * log_scale**2 + 0.5 * ((inverse - expected) / 0.1) ** 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [20, 400])
 @pytest.mark.parametrize(("nu", "hyperparameters"), [(3.5, 0), (30.0, 3), (30.0, 40)])
 def test_no_point_of_a_grid_has_a_larger_penalized_likelihood(n, nu, hyperparameters):

@@ -117,6 +117,7 @@ def test_columns_that_are_no_time():
     assert bool(dates[1].isnan())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_pictures")
 def test_compare_tests_on_the_latest_rows(gpclml, tmp_path):
     data, out = tmp_path / "data.csv", tmp_path / "out"
@@ -190,6 +191,7 @@ def test_each_check(notes, columns, said):
     assert [note[:25] for note in filled] == ["Missing values are filled"] * ("-999" in said)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_pictures")
 def test_copies_of_rows_are_left_out_and_said(gpclml, tmp_path):
     whole = noise(name=lambda rng: [f"person {i}" for i in range(N)])
@@ -334,6 +336,7 @@ def tables(draw):
     return pandas.DataFrame(table)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(tables(), st.randoms(use_true_random=False))
 def test_properties_of_any_encoding(tmp_path_factory, table, random):
@@ -364,6 +367,7 @@ def table():
     return pandas.DataFrame({"size": x[:, 0], "age": x[:, 1], "price": price})
 
 
+@pytest.mark.slow
 def test_predictions_scale_with_target_and_columns(table, gpclml, tmp_path):
     def predictions(power):
         data, new, out = (tmp_path / f"{name}.csv" for name in ("train", "new", "out"))

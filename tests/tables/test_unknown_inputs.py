@@ -36,6 +36,7 @@ def fitted(request):
     return Regressor(FAST).fit(*table(120, 0, request.param)), table(600, 1, request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "values",
     [
@@ -59,6 +60,7 @@ def test_intervals_hold_rows_that_lack_a_value(fitted, values):
     assert std[2] > deviation[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lacking", [2, 20])
 def test_few_or_several_training_rows_lack_the_value_too(lacking):
     rows, y = table(120, 0)
@@ -124,6 +126,7 @@ def test_unusual_values(numbers, codes, limited):
     assert (limits is not None) == limited
 
 
+@pytest.mark.slow
 def test_wild_cells_and_codes_do_not_take_a_column_away(tmp_path):
     rows, y = table(100, 0)
     new, truth = table(500, 1)

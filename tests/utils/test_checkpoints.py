@@ -32,6 +32,7 @@ from gpclml.models import GPRegression
 FLIPS = 250  # of each of the three kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRITERS)
 def test_damaged_files_are_refused_or_read_as_they_were(tmp_path, kind):
     path = tmp_path / "a.pt"
@@ -71,6 +72,7 @@ RESUMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RESUMED)
 def test_entries_that_miss_or_are_of_another_type_are_told(tmp_path, kind):
     path = tmp_path / "a.pt"
@@ -109,6 +111,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 def test_an_online_training_with_something_else_does_not_go_on(tmp_path):
     path = tmp_path / "a.pt"
     train_online(path)

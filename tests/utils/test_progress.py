@@ -21,6 +21,7 @@ def test_bars_are_shown_on_terminals_and_in_notebooks(monkeypatch, terminal):
         assert shows_progress(None) == (terminal or hasattr(shell, "kernel"))
 
 
+@pytest.mark.slow
 def test_bars_are_those_of_notebooks_there_and_need_no_ipywidgets():
     """A kernel of Jupyter without ipywidgets: tqdm warns at import, and the bar is text."""
     code = (
