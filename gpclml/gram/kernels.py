@@ -566,6 +566,10 @@ class LinearGram(DifferentiatedGram):
 class PolynomialGram(DifferentiatedGram):
     """A power of inner products of points plus an offset."""
 
+    def metric(self, x: Tensor) -> Tensor:
+        """The points; of a power above one, distances depend on where they are as well."""
+        return x
+
     def _matrix(self, x: Tensor, other: Tensor) -> Tensor:
         base = x @ other.mT + self._kernel.offset.to(x).unsqueeze(-1)
         return base.pow(int(self._kernel.power))
