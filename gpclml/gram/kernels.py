@@ -567,7 +567,7 @@ class PolynomialGram(DifferentiatedGram):
     """A power of inner products of points plus an offset."""
 
     def metric(self, x: Tensor) -> Tensor:
-        """The points; of a power above one, distances depend on where they are as well."""
+        """The points, although variances of differences also depend on where these are."""
         return x
 
     def _matrix(self, x: Tensor, other: Tensor) -> Tensor:
@@ -657,8 +657,8 @@ class SpectralMixtureGram(Gram):
         weights = weights[..., None, None]
         total = weights.sum(-3)
         mean_squares = (weights * (means.square() + scales.square())).sum(-3) / total
-        # Each column has a factor of this variance.
-        return x * (mean_squares * total ** x.shape[-1]).sqrt()
+        # Each column has a factor of this variance; its root does not underflow as early.
+        return x * mean_squares.sqrt() * total ** (x.shape[-1] / 2)
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
