@@ -73,7 +73,6 @@ def calibrated(
     Returns:
         The index of the covariance, the scale, and the temperature.
     """
-    likelihood.log_density(outputs, target)  # its checks
     # The network alone comes first: others have to be better than it.
     best, chosen = math.inf, (0, 0.0, 1.0)
     tried = [(k, scale) for k in range(len(covariances)) for scale in scales]
@@ -130,7 +129,6 @@ def confident_as_the_network(
     """
     from scipy.optimize import brentq
 
-    likelihood.log_density(outputs, target)  # its checks
     covariance = covariance.double()
 
     def mean_density(scaled: Tensor, covariance: Tensor) -> float:
@@ -180,7 +178,6 @@ def validated_temperature(
         T, by how much the mean log density is larger than that of the network alone, and the
         standard error of this difference.
     """
-    likelihood.log_density(unscaled, target)  # its checks
     outputs, covariance, unscaled = (v.double() for v in (outputs, covariance, unscaled))
     # Classes as they would be drawn at temperature one, weighted instead of drawn.
     imagined = likelihood.predictive(outputs, covariance)
