@@ -5,6 +5,7 @@ Of all weights, of some of them, or of few directions among all.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
@@ -247,10 +248,8 @@ class BlockCurvature(Curvature):
 
     @override
     def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
-        draws: dict[str, Tensor] = {}
-        for block in self.blocks:
-            draws |= block._draws(precisions, scale, count, draw)
-        return draws
+        draws = (block._draws(precisions, scale, count, draw) for block in self.blocks)
+        return reduce(operator.or_, draws)
 
     @override
     @torch.no_grad()
@@ -598,14 +597,7 @@ class DiagonalCurvature(Curvature):
         weights = {name: 1 / (scale * h + precisions[name]) for name, h in self.diagonal.items()}
 
         def covariance(gradients: Mapping[str, Any], together: int = 1) -> Tensor:
-            terms = []
-            for name, weight in weights.items():
-                rows = gradients[name]
-                if isinstance(rows, OuterProducts):
-                    terms.append(rows.weighted_products(weight, together))
-                else:
-                    flat = _in_groups(_flat(rows), together)
-                    terms.append((flat * weight.flatten()) @ flat.mT)
+            terms = [_weighted_products(gradients[k], w, together) for k, w in weights.items()]
             return torch.stack(terms).sum(0)
 
         return covariance
@@ -686,15 +678,13 @@ class Factors(Curvature):
             for name, (left, right, deviation) in spectra.items():
                 rows = gradients[name]
                 if isinstance(rows, OuterProducts):
-                    g = rows.gradients.double() @ left
-                    a = rows.inputs.flatten(1).double() @ right
-                    products = OuterProducts(g, a).weighted_products(deviation.square(), together)
-                    terms.append(products.to(rows.gradients))
-                    continue
-                blocks = rows.reshape(*rows.shape[:2], *deviation.shape).double()
-                turned = _in_groups((left.mT @ blocks @ right * deviation).flatten(2), together)
-                terms.append((turned @ turned.mT).to(rows))
-            return torch.stack(terms).sum(0)
+                    inputs = rows.inputs.flatten(1).double()
+                    turned = OuterProducts(rows.gradients.double() @ left, inputs @ right)
+                else:
+                    blocks = rows.reshape(*rows.shape[:2], *deviation.shape).double()
+                    turned = left.mT @ blocks @ right
+                terms.append(_weighted_products(turned, deviation.square(), together))
+            return torch.stack(terms).sum(0).to(next(iter(precisions.values())))
 
         return covariance
 
@@ -998,9 +988,12 @@ def _group_products(columns: Tensor, size: int) -> Tensor:
     return rows @ rows.mT
 
 
-def _in_groups(rows: Tensor, together: int) -> Tensor:
-    """Gradients ``(N, C, p)`` of points in groups of q, ``(N / q, q C, p)``."""
-    return rows.unflatten(0, (-1, together)).flatten(1, 2)
+def _weighted_products(rows: Tensor | OuterProducts, weights: Tensor, together: int) -> Tensor:
+    """Inner products ``(N / q, q C, q C)`` of gradients, with a weight for each entry."""
+    if isinstance(rows, OuterProducts):
+        return rows.weighted_products(weights, together)
+    flat = _flat(rows).unflatten(0, (-1, together)).flatten(1, 2)
+    return (flat * weights.flatten()) @ flat.mT
 
 
 def _gram(rows: Tensor) -> Tensor:

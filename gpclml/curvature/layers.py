@@ -78,7 +78,7 @@ class OuterProducts:
         return products.reshape(self.shape)
 
     def weighted_products(self, weights: Tensor, together: int = 1) -> Tensor:
-        """Inner products with weights of the entries, ``(out, *in)``, as :func:`grouped_products`.
+        """Inner products ``(N / q, q C, q C)`` with a weight for each entry, ``(out, *in)``.
 
         No gradient is formed: sums over inputs come first, for each pair of points of a group.
         """

@@ -200,8 +200,8 @@ class Laplace:
         self.by: Literal["network", "layer", "parameter", "weight"] = by
         self.prior_mean = prior_mean
         self._of_dictionaries = TensorNetwork(network, output)
-        named = structure if isinstance(structure, str) else ""
-        self.structure: Structure = _STRUCTURES.get(named, cast(Structure, structure))
+        given = structure if isinstance(structure, Structure) else _STRUCTURES[structure]
+        self.structure: Structure = given
         if isinstance(weights, Tensor) and not isinstance(self.structure, Full | Diagonal):
             got = f"{structure!r} of a subnetwork"
             raise UnsupportedError("structure", got, "'full' or 'diag'")
