@@ -455,12 +455,18 @@ def record_columns(
     with torch.enable_grad():
         columns = cotangents(outputs)
     check_cotangents(columns, outputs)
-    # What the structure of the network does not tell is read from the graph, then from a probe.
+    # What the structure of the network does not tell is read from the graph, then from a probe:
+    # a comparison with the network's own gradient alone would need a tolerance.
     nodes, uses = _graph(outputs)
-    for name in layers:
-        twice = any(uses[id(parameters[key])] > 1 for key in trained[name])
-        if reason := _reason_of_use(calls[name], nodes, twice, len(x)):
-            excluded[name] = reason
+    for name, call in calls.items():
+        if call.count > 1:
+            excluded[name] = "applied twice"
+        elif call.count == 0 or call.output.grad_fn not in nodes:
+            excluded[name] = "whose output is not used"
+        elif any(uses[id(parameters[key])] > 1 for key in trained[name]):
+            excluded[name] = "whose parameters are used outside it"
+        elif len(call.output) % len(x) or not len(call.output):
+            excluded[name] = _ROWS
     layers = {name: layer for name, layer in layers.items() if name not in excluded}
     key, probed = (x.shape[1:], x.dtype, tuple(layers)), {} if probed is None else probed
     if key not in probed:
@@ -515,21 +521,6 @@ class _Calls:
     count: int = 0
     inputs: Tensor
     output: Tensor
-
-
-def _reason_of_use(calls: _Calls, nodes: set[object], twice: bool, num_points: int) -> str:
-    """Why what a pass did with a layer allows no record, or nothing.
-
-    This is read from the graph of the pass. A comparison with the network's own gradient alone
-    would need a tolerance.
-    """
-    if calls.count > 1:
-        return "applied twice"
-    if calls.count == 0 or calls.output.grad_fn not in nodes:
-        return "whose output is not used"
-    if twice:
-        return "whose parameters are used outside it"
-    return _ROWS if len(calls.output) % num_points or not len(calls.output) else ""
 
 
 def _graph(outputs: Tensor) -> tuple[set[object], Counter[int]]:
