@@ -1,6 +1,8 @@
 """Small networks, points and dense curvature that tests share."""
 
+import numpy as np
 import torch
+from torch.func import functional_call, jacrev
 
 import reference
 from gpclml.kernels.networks import MLP
@@ -38,6 +40,59 @@ def same():
 
 
 NETWORKS = [mlp, cnn, padded, same]
+
+
+def train(network, loss, steps=150, lr=0.01):
+    """The network after so many steps of Adam."""
+    optimizer = torch.optim.Adam(network.parameters(), lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(network).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return network.eval()
+
+
+def jacobian(network, x, names=None):
+    """Gradients of all outputs, ``(N, C, P)``, with respect to some parameters, all if None."""
+    named = {k: p.detach() for k, p in network.named_parameters() if names is None or k in names}
+    gradients = jacrev(lambda p: functional_call(network, p, (x,)))(named)
+    return torch.cat([rows.flatten(2) for rows in gradients.values()], dim=-1)
+
+
+def cholesky_in_long_double(matrix):
+    """A reference of 80-bit arithmetic: errors of its own are far below those of float64."""
+    a = matrix.detach().numpy().astype(np.longdouble)
+    for k in range(len(a)):
+        a[k, k] = np.sqrt(a[k, k] - a[k, :k] @ a[k, :k])
+        a[k + 1 :, k] = (a[k + 1 :, k] - a[k + 1 :, :k] @ a[k, :k]) / a[k, k]
+        a[k, k + 1 :] = 0
+    return a
+
+
+def log_det_in_long_double(matrix):
+    return 2 * float(np.log(np.diag(cholesky_in_long_double(matrix))).sum())
+
+
+def covariance_in_long_double(precision, rows):
+    """``rows precision⁻¹ rowsᵀ``."""
+    factor = cholesky_in_long_double(precision)
+    solved = rows.detach().numpy().astype(np.longdouble).T
+    for k in range(len(factor)):
+        solved[k] = (solved[k] - factor[k, :k] @ solved[:k]) / factor[k, k]
+    return torch.tensor((solved.T @ solved).astype(np.float64))
+
+
+def check_twelve_digits(covariance, expected):
+    """Relative to the largest entry."""
+    assert float((covariance - expected).abs().max() / expected.abs().max()) < 1e-12
+
+
+def check_sample_covariance(draws, covariance, most=0.12):
+    """Draws ``(count, n)`` against their covariance, relative to the standard deviations."""
+    size = covariance.diagonal().sqrt()
+    error = (torch.cov(draws.mT) - covariance) / torch.outer(size, size)
+    assert float(error.abs().max()) < most
 
 
 def points(event, n=N, seed=1):

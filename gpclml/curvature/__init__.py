@@ -15,12 +15,14 @@ from gpclml.curvature.blocks import (
     FunctionSpace,
     FunctionSpaceCurvature,
     Kronecker,
+    LowRank,
+    LowRankCurvature,
+    Subnetwork,
+    SubnetworkCurvature,
 )
-from gpclml.curvature.gradients import output_gradients, sample_gradients
-from gpclml.curvature.layers import OuterProducts
+from gpclml.curvature.layers import OuterProducts, output_gradients, sample_gradients
 from gpclml.curvature.output_likelihoods import GaussianWeightPrior, OutputLikelihood
 from gpclml.curvature.structure import Cotangents, Curvature, Structure
-from gpclml.curvature.subspaces import LowRank, LowRankCurvature, Subnetwork, SubnetworkCurvature
 
 __all__ = [
     "BlockCurvature",

@@ -1,4 +1,4 @@
-"""Layers whose inputs and output gradients say all about the gradients of their parameters.
+"""Gradients at single points, of plain layers as products of inputs and output gradients.
 
 A layer is recorded only if its input and the gradient of its output determine the gradient of its
 parameters: it is a linear layer, a convolution or a normalization itself, nothing changes its
@@ -11,14 +11,15 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
+from torch.func import functional_call, vjp, vmap
 from torch.nn.utils.parametrize import is_parametrized
 
 from gpclml.curvature.structure import (
@@ -48,7 +49,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 _ROWS = "whose rows are not those of points in their order"
 _CHUNK = 2**20  # numbers of the inputs of places of a chunk of points
 _BYTES = 2**26  # of what layers return, and of gradients by it, in memory at a time
-_NUMBERS = 2**24  # of products of pairs of points in memory at a time
+_NUMBERS = 2**24  # of products of points or of pairs of them in memory at a time
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class OuterProducts:
         return products.reshape(self.shape)
 
     def weighted_products(self, weights: Tensor, together: int = 1) -> Tensor:
-        """Inner products with weights of the entries, ``(out, *in)``, as :func:`grouped_products`.
+        """Inner products ``(N / q, q C, q C)`` with a weight for each entry, ``(out, *in)``.
 
         No gradient is formed: sums over inputs come first, for each pair of points of a group.
         """
@@ -137,14 +138,10 @@ class NormRecord(LayerRecord):
             for kind, p in self.layer.named_parameters()
         }
         normalized = functional_call(self.layer, plain, (self.raw_inputs,))
-        gradients: dict[str, Tensor | OuterProducts] = {}
-        if self.weight is not None:
-            rows = [self._sum_places(g * normalized) for g in self.raw_gradients]
-            gradients[self.weight] = torch.stack(rows, dim=1)
-        if self.bias is not None:
-            rows = [self._sum_places(g) for g in self.raw_gradients]
-            gradients[self.bias] = torch.stack(rows, dim=1)
-        return gradients
+        return {
+            name: torch.stack([self._sum_places(g * value) for g in self.raw_gradients], dim=1)
+            for name, value in ((self.weight, normalized), (self.bias, 1.0)) if name is not None
+        }  # fmt: skip
 
     def _sum_places(self, values: Tensor) -> Tensor:
         """Sums over places, ``(N, *shape)``."""
@@ -453,30 +450,38 @@ def record_columns(
         name: reason
         for name, layer in layers.items() if (reason := _reason_of_build(layer, trained[name]))
     }  # fmt: skip
-    if only:
-        _check_none(excluded, module)
     layers = {name: layer for name, layer in layers.items() if name not in excluded}
     outputs, calls = _pass(module, x, parameters, layers)
     with torch.enable_grad():
         columns = cotangents(outputs)
     check_cotangents(columns, outputs)
-    # What the structure of the network does not tell is read from the graph, then from a probe.
+    # What the structure of the network does not tell is read from the graph, then from a probe:
+    # a comparison with the network's own gradient alone would need a tolerance.
     nodes, uses = _graph(outputs)
-    for name in layers:
-        twice = any(uses[id(parameters[key])] > 1 for key in trained[name])
-        if reason := _reason_of_use(calls[name], nodes, twice, len(x)):
-            excluded[name] = reason
+    for name, call in calls.items():
+        if call.count > 1:
+            excluded[name] = "applied twice"
+        elif call.count == 0 or call.output.grad_fn not in nodes:
+            excluded[name] = "whose output is not used"
+        elif any(uses[id(parameters[key])] > 1 for key in trained[name]):
+            excluded[name] = "whose parameters are used outside it"
+        elif len(call.output) % len(x) or not len(call.output):
+            excluded[name] = _ROWS
     layers = {name: layer for name, layer in layers.items() if name not in excluded}
-    key = (x.shape[1:], x.dtype, tuple(layers))
-    if probed is None or key not in probed:
-        shown = _excluded_by_probe(module, x, parameters, layers, outputs)
-        if probed is not None:
-            probed[key] = shown
-    else:
-        shown = probed[key]
-    excluded |= shown
-    if only:
-        _check_none(excluded, module)
+    key, probed = (x.shape[1:], x.dtype, tuple(layers)), {} if probed is None else probed
+    if key not in probed:
+        probed[key] = _excluded_by_probe(module, x, parameters, layers, outputs)
+    excluded |= probed[key]
+    if only and excluded:
+        name, reason = next(iter(excluded.items()))
+        raise UnsupportedError(
+            "module",
+            f"{name or 'the module'} ({module.get_submodule(name)}), {reason}",
+            "trained parameters of linear layers, convolutions and normalizations, each with "
+            "weights of its own and applied once to the rows of all points",
+            'Use FunctionSpace, Kronecker(others="diagonal"), Full, BlockDiagonal or Diagonal, or '
+            "freeze its parameters.",
+        )
     recorded = [name for name in layers if name not in excluded]
     graph = x.requires_grad
     columns = columns if graph else columns.detach()
@@ -494,18 +499,6 @@ def record_columns(
             ]  # fmt: skip
 
     return records(), [name for name in parameters if layer_of(name) in excluded]
-
-
-def _check_none(excluded: Mapping[str, str], module: torch.nn.Module) -> None:
-    for name, reason in excluded.items():
-        raise UnsupportedError(
-            "module",
-            f"{name or 'the module'} ({module.get_submodule(name)}), {reason}",
-            "trained parameters of linear layers, convolutions and normalizations, each with "
-            "weights of its own and applied once to the rows of all points",
-            'Use FunctionSpace, Kronecker(others="diagonal"), Full, BlockDiagonal or Diagonal, or '
-            "freeze its parameters.",
-        )
 
 
 def _reason_of_build(layer: torch.nn.Module, trained: Sequence[str]) -> str:
@@ -528,21 +521,6 @@ class _Calls:
     count: int = 0
     inputs: Tensor
     output: Tensor
-
-
-def _reason_of_use(calls: _Calls, nodes: set[object], twice: bool, num_points: int) -> str:
-    """Why what a pass did with a layer allows no record, or nothing.
-
-    This is read from the graph of the pass. A comparison with the network's own gradient alone
-    would need a tolerance.
-    """
-    if calls.count > 1:
-        return "applied twice"
-    if calls.count == 0 or calls.output.grad_fn not in nodes:
-        return "whose output is not used"
-    if twice:
-        return "whose parameters are used outside it"
-    return _ROWS if len(calls.output) % num_points or not len(calls.output) else ""
 
 
 def _graph(outputs: Tensor) -> tuple[set[object], Counter[int]]:
@@ -660,3 +638,181 @@ def _record(
     kind = NormRecord if isinstance(layer, _NORMS) else LinearRecord
     inputs, *gradients = map(in_single, (inputs, *gradients))
     return kind(layer, weight, bias, num_points, inputs, gradients)
+
+
+def sample_gradients(
+    module: torch.nn.Module, x: Tensor, cotangents: Cotangents, names: Iterable[str] | None = None
+) -> dict[str, Tensor]:
+    r"""Gradients at single points: the rows :math:`J_n^\top v_{nk}` of each parameter.
+
+    Args:
+        module: Maps ``(N, *event)`` to ``(N, C)``, each point independently.
+        x: Points, ``(N, *event)``.
+        cotangents: Maps outputs to the columns v of their curvature.
+        names: Names of trained parameters; all if None.
+
+    Returns:
+        Rows by the parameter's name, ``(N, K, *shape)``; differentiable in ``x``.
+
+    Note:
+        N K P numbers in memory.
+    """
+    check_network(module)
+    every = fresh_parameters(module)
+    parameters = every if names is None else {name: every[name] for name in names}
+
+    def outputs(values: Mapping[str, Tensor], points: Tensor) -> Tensor:
+        return in_single(call_with(module, {**every, **values}, points))
+
+    leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+    with torch.enable_grad(), twice_differentiable(module, x.requires_grad):
+        values_at_x = outputs(leaves, x)
+        columns = cotangents(values_at_x)
+    check_cotangents(columns, values_at_x)
+    columns = columns if x.requires_grad else columns.detach()
+
+    if not values_at_x.requires_grad:  # outputs do not depend on these parameters
+        shape = columns.shape[:2]
+        return {name: columns.new_zeros(*shape, *p.shape) for name, p in parameters.items()}
+    # A weighted sum of all rows is known from one backward pass of all points.
+    weights = probe_weights(columns[..., 0])
+    total = torch.einsum("nk,nkc->nc", weights, columns).detach()
+    sums = torch.autograd.grad(
+        values_at_x, list(leaves.values()), total,
+        retain_graph=x.requires_grad, materialize_grads=True,
+    )  # fmt: skip
+
+    def add_up(rows: Mapping[str, Tensor]) -> bool:
+        if any(rows[name].shape != (*columns.shape[:2], *p.shape) for name, p in leaves.items()):
+            return False
+        weighted = {
+            name: torch.einsum("nk,nk...->...", weights, in_single(row))
+            for name, row in rows.items()
+        }
+        return not differing(weighted, dict(zip(leaves, map(in_single, sums), strict=True)))
+
+    def point_gradients(point: Tensor, vectors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        value, pull, *_ = vjp(lambda p: outputs(p, point.unsqueeze(0)).squeeze(0), parameters)
+        return value, vmap(pull)(vectors)[0]
+
+    result = None
+    try:
+        with warnings.catch_warnings(), twice_differentiable(module, x.requires_grad):
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            result = vmap(point_gradients)(x, columns)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, TypeError):  # it has no rule for a module
+        pass
+    # It has a wrong rule for some modules: ``prelu`` of one column at several points.
+    if result is None or not add_up(result[1]):
+        with twice_differentiable(module, x.requires_grad):
+            result = _point_by_point(outputs, leaves, x, columns)
+    check_own_outputs(result[0], values_at_x)
+    return {name: in_single(rows) for name, rows in result[1].items()}
+
+
+def _point_by_point(
+    outputs: Callable[[Mapping[str, Tensor], Tensor], Tensor],
+    leaves: Mapping[str, Tensor],
+    x: Tensor,
+    columns: Tensor,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Outputs and gradients at single points, by a backward pass for each column of each."""
+    graph = x.requires_grad
+    values, rows = [], []
+    for point, vectors in zip(x, columns, strict=True):
+        with torch.enable_grad():
+            value = outputs(leaves, point.unsqueeze(0)).squeeze(0)
+        for vector in vectors:  # the graph is kept for the next column
+            rows += torch.autograd.grad(
+                value, list(leaves.values()), vector,
+                retain_graph=True, create_graph=graph, materialize_grads=True,
+            )  # fmt: skip
+        values.append(value if graph else value.detach())
+    gradients = {
+        name: torch.stack(rows[k :: len(leaves)]).unflatten(0, columns.shape[:2])
+        for k, name in enumerate(leaves)
+    }
+    return torch.stack(values), gradients
+
+
+def layer_gradients(
+    module: torch.nn.Module,
+    x: Tensor,
+    cotangents: Cotangents,
+    probed: dict[Any, dict[str, str]] | None = None,
+) -> Iterator[tuple[str, Tensor | OuterProducts]]:
+    """What :func:`sample_gradients` returns, layer after layer, faster where layers are recorded.
+
+    One backward pass a column serves all points. Weights of plain layers have
+    :class:`OuterProducts`. What is known of the layers is kept in ``probed``.
+    """
+    columns, others = record_columns(module, x, cotangents, only=False, probed=probed)
+    # Each column has records of all layers; here all columns of a layer are needed at a time.
+    for records in zip(*columns, strict=True):
+        columns_of_layer = [g for record in records for g in record.raw_gradients]
+        record: LayerRecord = replace(records[0], raw_gradients=columns_of_layer)
+        yield from record.gradients().items()
+    if others:
+        yield from sample_gradients(module, x, cotangents, others).items()
+
+
+def output_gradients(module: torch.nn.Module, x: Tensor) -> dict[str, Tensor | OuterProducts]:
+    """Gradients of all outputs at points, by the names of trained parameters.
+
+    Args:
+        module: Maps ``(N, *event)`` to ``(N, C)``, each point independently.
+        x: Points, ``(N, *event)``.
+
+    Returns:
+        Gradients, ``(N, C, *shape)``, or :class:`OuterProducts`.
+
+    Note:
+        C backward passes, and N C P numbers for layers without outer products.
+    """
+    return outputs_and_gradients(module, x)[1]
+
+
+def outputs_and_gradients(
+    module: torch.nn.Module, x: Tensor, probed: dict[Any, dict[str, str]] | None = None
+) -> tuple[Tensor, dict[str, Tensor | OuterProducts]]:
+    """Outputs at points, ``(N, C)``, and what :func:`output_gradients` returns, in one pass.
+
+    What is known of the layers is kept in ``probed``, for further points of the same weights.
+    """
+    seen: list[Tensor] = []
+
+    def columns(values: Tensor) -> Tensor:
+        seen.append(values if x.requires_grad else values.detach())
+        eye = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
+        return eye.expand(len(values), *eye.shape)
+
+    gradients = dict(layer_gradients(module, x, columns, probed))
+    return seen[0], gradients
+
+
+def layer_products(rows: OuterProducts, bias: bool) -> Tensor:
+    """The sum of products of a layer's gradients over points and columns, ``(p, p)``, float64.
+
+    Weights come first, then biases. The layer is applied once to each point; from products of
+    inputs and of gradients N points take N (in out)² operations, K times fewer than from rows.
+    """
+    gradients, inputs = rows.gradients, rows.inputs.flatten(1)
+    out = gradients.shape[-1]
+    if bias:  # the weight of an input that is one
+        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=-1)
+    width = inputs.shape[-1]
+    # The sum over n of (g gᵀ)_ij (a aᵀ)_kl is one product of two tall matrices.
+    step = max(1, _NUMBERS // (out**2 + width**2))
+    total = torch.zeros(out**2, width**2, dtype=torch.float64, device=inputs.device)
+    for gradient, values in zip(gradients.split(step), inputs.split(step), strict=True):
+        g, a = gradient.double(), values.double()
+        products = (a.unsqueeze(-1) * a.unsqueeze(-2)).flatten(1)
+        total = total + (g.mT @ g).flatten(1).mT @ products
+    blocks = total.unflatten(0, (out, out)).unflatten(2, (width, width))
+    matrix = blocks.permute(0, 2, 1, 3).reshape(out * width, out * width)
+    # From (output, input and bias) to all weights, then all biases, as parameters are ordered.
+    index = torch.arange(out * width, device=matrix.device).reshape(out, width)
+    order = torch.cat([index[:, :-1].flatten(), index[:, -1]]) if bias else index.flatten()
+    return matrix[order][:, order]

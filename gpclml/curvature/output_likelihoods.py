@@ -21,7 +21,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution, Normal, St
 from typing_extensions import override
 
 from gpclml._utils.arguments import check_finite, check_positive, checked, reads_are_free
-from gpclml.curvature.structure import Precisions, layer_of
+from gpclml.curvature.structure import Precisions, layer_of, softmax_columns
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.likelihoods import HeteroscedasticGaussianLikelihood, LogisticLikelihood
 
@@ -38,7 +38,8 @@ class GaussianWeightPrior(torch.nn.Module):
             do not take.
         precision: Start of all precisions.
         mean: The mean :math:`\mu_0` of all weights; or tensors by the names of parameters, such as
-            the weights of a network that this one was fine-tuned from, 0 for those not named.
+            the weights of a network that this one was fine-tuned from, 0 for those not named. Those
+            of parameters that are not trained are left out.
 
     Raises:
         UnknownNameError: The grouping is not known.
@@ -68,18 +69,16 @@ class GaussianWeightPrior(torch.nn.Module):
         trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
         if not trained:
             raise ArgumentError("network", "no trainable parameter", "at least one")
-        ways = {"network": lambda name: "", "layer": layer_of, "parameter": str, "weight": str}
-        group = ways[by]
-        groups = list(dict.fromkeys(map(group, trained)))
-        self.groups: tuple[str, ...] = tuple(groups)
-        self.group_of = {name: groups.index(group(name)) for name in trained}
+        group = {"network": lambda name: "", "layer": layer_of}.get(by, str)
+        self.groups: tuple[str, ...] = tuple(dict.fromkeys(map(group, trained)))
+        self.group_of = {name: self.groups.index(group(name)) for name in trained}
         # For each group how many precisions it has, and the shape of those of each parameter.
         self._shapes = {name: p.shape if by == "weight" else () for name, p in trained.items()}
         self._sizes = [p.numel() if by == "weight" else 1 for p in trained.values()]
-        self.mean: float | Mapping[str, Tensor] = _checked_mean(mean, trained)
+        self.mean: float | Mapping[str, Tensor] = _checked_mean(mean, network)
         like = next(iter(trained.values()))
         dtype = torch.promote_types(like.dtype, torch.float32)
-        count = sum(self._sizes) if by == "weight" else len(groups)
+        count = sum(self._sizes) if by == "weight" else len(self.groups)
         start = torch.full((count,), math.log(precision), dtype=dtype)
         self.log_precision: torch.nn.Parameter = torch.nn.Parameter(start.to(like.device))
 
@@ -95,14 +94,12 @@ class GaussianWeightPrior(torch.nn.Module):
 
     def deviations(self, network: torch.nn.Module) -> dict[str, Tensor]:
         """Differences of the network's weights from the mean, by name."""
-        parameters = dict(network.named_parameters())
-        if not isinstance(self.mean, Mapping):
-            return {name: parameters[name] - self.mean for name in self.group_of}
-        zero = torch.zeros(())
-        return {
-            name: parameters[name] - self.mean.get(name, zero).to(parameters[name])
-            for name in self.group_of
-        }
+        deviations, mean = {}, self.mean
+        for name, p in network.named_parameters():
+            if name in self.group_of:
+                center = mean.get(name, 0.0) if isinstance(mean, Mapping) else mean
+                deviations[name] = p - (center.to(p) if isinstance(center, Tensor) else center)
+        return deviations
 
     def from_groups(self, values: Tensor) -> Tensor:
         """A number for each group as one for each precision, in the shape of ``log_precision``."""
@@ -126,32 +123,30 @@ class GaussianWeightPrior(torch.nn.Module):
         Returns:
             A number; differentiable in weights and precisions.
         """
-        precisions = self.precisions() if precisions is None else precisions
+        precisions = precisions or self.precisions()
         deviations, terms = self.deviations(network), []
         for name, precision in precisions.items():
             deviation = deviations[name].detach() if constant else deviations[name]
             squares = deviation.to(precision.dtype).square()
-            terms.append(
-                (precision * squares).sum() if precision.ndim else precision * squares.sum()
-            )
+            terms.append((precision * (squares if precision.ndim else squares.sum())).sum())
         return torch.stack(terms).sum()
 
 
 def _checked_mean(
-    mean: float | Mapping[str, Tensor], trained: Mapping[str, Tensor]
+    mean: float | Mapping[str, Tensor], network: torch.nn.Module
 ) -> float | Mapping[str, Tensor]:
     if not isinstance(mean, Mapping):
         check_finite("mean", torch.as_tensor(mean))
         return mean
+    named = dict(network.named_parameters())
     for name, value in mean.items():
-        if name not in trained:
-            expected = f"names of trainable parameters, {', '.join(trained)}"
-            raise ArgumentError("mean", repr(name), expected)
-        if value.shape not in ((), trained[name].shape):
-            expected = f"{tuple(trained[name].shape)}, as the parameter"
+        if name not in named:
+            raise ArgumentError("mean", repr(name), f"names of parameters, {', '.join(named)}")
+        if value.shape not in ((), named[name].shape):
+            expected = f"{tuple(named[name].shape)}, as the parameter"
             raise ShapeError(f"mean of {name}", tuple(value.shape), expected)
         check_finite("mean", value)
-    return {name: value.detach().clone() for name, value in mean.items()}
+    return {k: v.detach().clone() for k, v in mean.items() if named[k].requires_grad}
 
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -168,12 +163,10 @@ class OutputLikelihood(ABC):
         moderation: The k with which predictions divide an output of variance v by
             :math:`\sqrt{1 + k v}`.
         regression: Whether targets are real numbers, which have units.
-        classes: Number of classes of a softmax; 0 for others.
     """
 
     moderation: float = math.pi / 8
     regression: bool = False
-    classes: int = 0
 
     @abstractmethod
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
@@ -454,12 +447,10 @@ class _Softmax(OutputLikelihood):
         return Categorical(logits=self._logits(outputs / (1 + math.pi / 8 * variance).sqrt()))
 
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
-        # diag(p) - p pᵀ = S Sᵀ with columns √p_k (e_k - p); of two one is minus the other.
         p = self._logits(outputs).softmax(-1)
-        if self._is_binary(outputs):
+        if self._is_binary(outputs):  # of two columns one is minus the other
             return p.prod(-1).sqrt()[:, None, None]
-        eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
-        return p.sqrt().unsqueeze(-1) * (eye - p.unsqueeze(-2))
+        return softmax_columns(p)
 
     def _logits(self, outputs: Tensor) -> Tensor:
         """A logit for each class, zero for the first one of a single output."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -22,24 +23,22 @@ from gpclml.curvature.blocks import (
     DiagonalCurvature,
     Factors,
     LastSoftmax,
+    LowRankCurvature,
+    SubnetworkCurvature,
 )
 from gpclml.curvature.layers import Products
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.curvature.structure import Curvature
-from gpclml.curvature.subspaces import LowRankCurvature, SubnetworkCurvature
 from gpclml.errors import UnsupportedError
 from gpclml.likelihoods import HeteroscedasticGaussianLikelihood, LogisticLikelihood
 
-_PARTS: dict[str, tuple[Any, ...]] = {  # arguments of the constructors, which are attributes too
-    "DiagonalCurvature": (DiagonalCurvature, "diagonal"),
-    "BlockCurvature": (BlockCurvature, "blocks"),
-    "Block": (Block, "shapes", "is_rows", "matrix"),
-    "LowRankCurvature": (LowRankCurvature, "shapes", "is_rows", "matrix", "rank"),
-    "SubnetworkCurvature": (SubnetworkCurvature, "inner", "indices", "shapes"),
-    "LastSoftmax": (LastSoftmax, "weight", "bias", "inputs", "probabilities"),
-    "Factors": (Factors, "weight", "bias", "gradients", "inputs", "count", "shape"),
-    "Products": (Products, "values", "is_rows"),
-}
+_CLASSES: dict[str, Any] = {
+    cls.__name__: cls
+    for cls in (
+        Block, BlockCurvature, DiagonalCurvature, Factors, LastSoftmax, LowRankCurvature, Products,
+        SubnetworkCurvature,
+    )
+}  # fmt: skip
 _LIKELIHOODS: dict[str, Any] = {
     "softmax": SoftmaxLikelihood, "bernoulli": BernoulliLikelihood, "gaussian": GaussianLikelihood,
     "gaussians": MultitaskGaussianLikelihood, "student_t": StudentTLikelihood,
@@ -54,16 +53,14 @@ _OPTIONS = {  # of the constructors, with the number of classes or outputs
 def content_of_curvature(value: Any) -> Any:
     """What :func:`curvature_of_content` makes the curvature, or a part of one, of again."""
     kind = type(value).__name__
-    if kind in _PARTS:
-        names = _PARTS[kind][1:]
-        return {"<class>": kind} | {k: content_of_curvature(getattr(value, k)) for k in names}
+    if kind in _CLASSES:
+        entries = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {"<class>": kind} | content_of_curvature(entries)
     if isinstance(value, Curvature):
-        expected = "any but FunctionSpace"
-        raise UnsupportedError("curvature", kind, expected)
+        raise UnsupportedError("curvature", kind, "any but FunctionSpace")
     if isinstance(value, Mapping):
         return {name: content_of_curvature(entry) for name, entry in value.items()}
-    # A shape is a tuple that files hold as it is.
-    if isinstance(value, tuple) and not isinstance(value, torch.Size):
+    if isinstance(value, list):
         return [content_of_curvature(entry) for entry in value]
     return value.detach() if isinstance(value, Tensor) else value
 
@@ -75,10 +72,7 @@ def curvature_of_content(content: Any) -> Any:
     if not isinstance(content, Mapping):
         return content
     values = {name: curvature_of_content(entry) for name, entry in content.items()}
-    if "<class>" not in content:
-        return values
-    make, *names = _PARTS[content["<class>"]]
-    return make(*(values[name] for name in names))
+    return _CLASSES[values.pop("<class>")](**values) if "<class>" in values else values
 
 
 def content_of_likelihood(likelihood: Likelihood) -> dict[str, Any]:

@@ -19,19 +19,6 @@ Cotangents = Callable[[Tensor], Tensor]
 """Maps outputs ``(N, C)`` to columns of their curvature, ``(N, K, C)``."""
 
 
-class SoftmaxColumns:
-    """Columns of the curvature of a softmax, as :data:`Cotangents`, and its probabilities."""
-
-    def __init__(self, columns: Cotangents) -> None:
-        self._columns = columns
-        self.probabilities: Tensor = torch.zeros(())
-
-    def __call__(self, outputs: Tensor) -> Tensor:
-        """Columns of the curvature of outputs, ``(N, C, C)``."""
-        self.probabilities = outputs.softmax(-1)
-        return self._columns(outputs)
-
-
 _DROPOUT = torch.nn.modules.dropout._DropoutNd
 _BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm
 Precisions = Mapping[str, Tensor]
@@ -153,6 +140,12 @@ class Structure(ABC):
             UnsupportedError: The structure does not support a module of the network, which the
                 error names.
         """
+
+
+def softmax_columns(p: Tensor) -> Tensor:
+    """Columns √p_k (e_k - p) with diag(p) - p pᵀ = S Sᵀ, as rows, ``(N, C, C)``."""
+    eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+    return p.sqrt().unsqueeze(-1) * (eye - p.unsqueeze(-2))
 
 
 def probe_weights(like: Tensor) -> Tensor:

@@ -61,19 +61,9 @@ def calibrated(
 ) -> tuple[int, float, float]:
     """Chooses one of several covariances, its scale, and a temperature, by the density of targets.
 
-    A scale of zero and a temperature of one are among those tried.
-
-    Args:
-        likelihood: Of the targets.
-        outputs: ``(N, C)``.
-        target: Their targets.
-        covariances: Those of the outputs, ``(N, C, C)`` each.
-        scales: Factors of a covariance that are tried.
-
-    Returns:
-        The index of the covariance, the scale, and the temperature.
+    A scale of zero and a temperature of one are among those tried. Outputs are ``(N, C)`` and
+    covariances ``(N, C, C)``; the index of one, its scale and the temperature are returned.
     """
-    likelihood.log_density(outputs, target)  # its checks
     # The network alone comes first: others have to be better than it.
     best, chosen = math.inf, (0, 0.0, 1.0)
     tried = [(k, scale) for k in range(len(covariances)) for scale in scales]
@@ -130,7 +120,6 @@ def confident_as_the_network(
     """
     from scipy.optimize import brentq
 
-    likelihood.log_density(outputs, target)  # its checks
     covariance = covariance.double()
 
     def mean_density(scaled: Tensor, covariance: Tensor) -> float:
@@ -180,7 +169,6 @@ def validated_temperature(
         T, by how much the mean log density is larger than that of the network alone, and the
         standard error of this difference.
     """
-    likelihood.log_density(unscaled, target)  # its checks
     outputs, covariance, unscaled = (v.double() for v in (outputs, covariance, unscaled))
     # Classes as they would be drawn at temperature one, weighted instead of drawn.
     imagined = likelihood.predictive(outputs, covariance)
@@ -211,14 +199,8 @@ def validated_factor(
 
     Their mean log density is at most a standard error below that of the network alone: few points
     with a small loss say nothing of it. The largest factor that is tried makes up for all their
-    variances. Points with larger variances stay less sure than under the network.
-
-    Args:
-        likelihood: Of classes.
-        outputs: Of the network alone at validation points, ``(N, C)``.
-        target: Their targets.
-        covariance: That of the outputs, ``(N, C, C)``.
-        least: The factor by which training points lose little.
+    variances. Points with larger variances stay less sure than under the network. Outputs
+    ``(N, C)`` are those of the network alone; by the factor ``least`` training points lose little.
     """
     variance = covariance.diagonal(dim1=-2, dim2=-1)
     most = max(least, float((1 + likelihood.moderation * variance.max()).sqrt()))

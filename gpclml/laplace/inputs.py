@@ -75,9 +75,9 @@ class TensorNetwork(torch.nn.Module):
         return cast(Tensor, getattr(result, "logits", result))
 
     @property
-    def is_used(self) -> bool:
-        """Whether points were dictionaries."""
-        return bool(self._layouts)
+    def is_needed(self) -> bool:
+        """Whether points were dictionaries, or outputs are made of what the network returns."""
+        return bool(self._layouts) or self._output is not None
 
     def tensor_of(self, argument: str, x: Any) -> Any:
         """A dictionary of tensors as one tensor; anything else as it is."""
@@ -101,19 +101,12 @@ class TensorNetwork(torch.nn.Module):
 
     def pairs(self, argument: str, data: Any, size: int) -> Any:
         """Data whose points are tensors: pairs, or dictionaries that have their targets."""
+        if isinstance(data, tuple):
+            return (*(self.tensor_of(argument, x) for x in data[:1]), *data[1:])
         if isinstance(data, Mapping):
-            data = self._split(argument, data, size)
-        elif isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Mapping):
-            return self.tensor_of(argument, data[0]), data[1]
-        elif isinstance(data, tuple):
-            return data
+            starts = range(0, len(self.tensor_of(argument, data)), size)  # and its checks
+            data = [{k: v[first : first + size] for k, v in data.items()} for first in starts]
         return self._pairs(argument, data)
-
-    def _split(self, argument: str, data: Mapping[str, Any], size: int) -> Iterator[Any]:
-        self.tensor_of(argument, data)  # its checks
-        count = len(next(iter(data.values())))
-        for first in range(0, count, size):
-            yield {name: values[first : first + size] for name, values in data.items()}
 
     def _pairs(self, argument: str, data: Any) -> Iterator[Any]:
         for element in data:
@@ -150,17 +143,12 @@ class TensorNetwork(torch.nn.Module):
 @checked(late=True, passes_on="x", x="(N, *event)")
 def network_outputs(network: torch.nn.Module, x: Tensor) -> Tensor:
     """The network's outputs, ``(N, C)``; a typed error where it does not take the points."""
-    _check_placement(network, x)
+    weight = next((p for p in network.parameters() if p.is_floating_point()), x)
+    if weight.device != x.device:
+        raise ArgumentError("x", f"points on {x.device}", f"{weight.device}, as the network")
     outputs = cast(Any, network(x))
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(x):
         got = f"outputs {tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs)}"
         suggestion = "Give output=, which makes them of what the network returns."
         raise ShapeError("network", got, f"outputs ({len(x)}, C), a row for each point", suggestion)
     return in_single(outputs)
-
-
-def _check_placement(network: torch.nn.Module, x: Tensor) -> None:
-    """Raises where points are on another device than the network."""
-    weight = next((p for p in network.parameters() if p.is_floating_point()), x)
-    if weight.device != x.device:
-        raise ArgumentError("x", f"points on {x.device}", f"{weight.device}, as the network")

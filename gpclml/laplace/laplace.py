@@ -15,7 +15,6 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from gpytorch.likelihoods import (
     GaussianLikelihood,
     Likelihood,
-    MultitaskGaussianLikelihood,
     SoftmaxLikelihood,
 )
 from linear_operator import to_linear_operator
@@ -45,7 +44,7 @@ from gpclml.curvature import (
     Structure,
     Subnetwork,
 )
-from gpclml.curvature.gradients import outputs_and_gradients
+from gpclml.curvature.layers import outputs_and_gradients
 from gpclml.curvature.output_likelihoods import (
     OutputLikelihood,
     check_targets_belong,
@@ -110,34 +109,30 @@ _POINTS = 256  # that are predicted at a time
 _GRADIENTS = 2**24  # numbers of gradients in memory at a time
 _SAMPLE = 1000  # training points at which predictions are compared with the network's
 _SCALES = (0.0, *(10 ** (k / 2) for k in range(-12, 3)))  # of covariances that are tried
-_NUMBERS = (
-    "num_data", "log_evidence", "covariance_scale", "output_scale", "output_temperature",
-)  # fmt: skip
+_NUMBERS = "num_data", "log_evidence", "covariance_scale", "output_scale", "output_temperature"
 
 
 class Laplace:
     r"""The Laplace posterior of a network's weights, around where they are, and its predictions.
 
-    The network is trained by any means. :meth:`fit` computes the curvature H of its log likelihood,
-    batch by batch, and chooses prior precisions :math:`P_0`. Predictions are those of the network
-    that is linear in its weights (Immer et al. 2021), whose outputs are normal,
+    :meth:`fit` computes the curvature H of a trained network's log likelihood, batch by batch, and
+    chooses prior precisions :math:`P_0`. Predictions are those of the network that is linear in its
+    weights (Immer et al. 2021), whose outputs are normal,
 
     .. math:: f(x) \sim \mathcal N\big(\tfrac1T a(x) f_{w_*}(x),\; c\, V(x)\big), \qquad
         V(x) = J(x) (H + P_0)^{-1} J(x)^\top, \qquad
         a_k(x) = \min\big(a, \sqrt{1 + \tfrac\pi8 c V_{kk}(x)}\big)
 
-    (1 in place of :math:`\pi / 8` for a probit). Searches of the evidence begin at hyperparameters
-    that residuals and weights suggest, and go on in logarithms: intervals of a regression do not
-    depend on the units of its targets. In regression a = 1, T is a factor of the noise, and
-    validation points choose c too. Of a classifier that is sure of its training points the plain
-    posterior, a = c = T = 1, makes far too uncertain predictions: on digits its log loss was 2 to
-    65 times that of the network alone. A normal distribution extends to weights by which training
-    points are misclassified, which the likelihood excludes; so its predictions of the training
-    points are less likely than its evidence allows. Therefore a is the smallest factor by which
-    these predictions lose at most .003 nats a point to the network's. No output is then surer than
-    the network's, and it is as sure where the covariance is no larger than where data are.
-    Validation points decide how sure predictions of new points may be, by T, and by a larger a
-    where they would lose to the network.
+    (1 in place of :math:`\pi / 8` for a probit). In regression a = 1, T is a factor of the noise,
+    validation points choose c too, and intervals do not depend on the units of the targets.
+
+    Of a classifier that is sure of its training points the plain posterior, a = c = T = 1, makes
+    far too uncertain predictions (on digits a log loss 2 to 65 times the network's): a normal
+    distribution extends to weights by which training points are misclassified, which the likelihood
+    excludes. Therefore a is the smallest factor by which predictions of training points lose at
+    most .003 nats a point to the network's. No output is then surer than the network's, and it is
+    as sure where the covariance is no larger than where data are. Validation points decide how sure
+    predictions of new points may be, by T, and by a larger a where they would lose to the network.
 
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own; in eval mode if it has
@@ -204,11 +199,9 @@ class Laplace:
         self.weights = weights
         self.by: Literal["network", "layer", "parameter", "weight"] = by
         self.prior_mean = prior_mean
-        # What is differentiated: the network, or a function of one tensor that it is made.
         self._of_dictionaries = TensorNetwork(network, output)
-        self._module: torch.nn.Module = network if output is None else self._of_dictionaries
-        named = structure if isinstance(structure, str) else ""
-        self.structure: Structure = _STRUCTURES.get(named, cast(Structure, structure))
+        given = structure if isinstance(structure, Structure) else _STRUCTURES[structure]
+        self.structure: Structure = given
         if isinstance(weights, Tensor) and not isinstance(self.structure, Full | Diagonal):
             got = f"{structure!r} of a subnetwork"
             raise UnsupportedError("structure", got, "'full' or 'diag'")
@@ -238,13 +231,10 @@ class Laplace:
     ) -> Self:
         """Computes the curvature at the data and chooses precisions and the scale of predictions.
 
-        Of a classifier whose precisions climb the evidence the factor a of outputs is the smallest
-        from 1 on by which predictions of training points lose at most .003 nats to the network's.
-        It takes a second pass over the data, for 1,000 points of them.
-
-        The temperature of a classifier is the most probable one given the validation points and
-        60 more, whose labels are drawn from the predictions without validation. So few points
-        change little, and it needs evidence to be surer than the network.
+        The factor a of a classifier's outputs takes a second pass, for 1,000 points of the data.
+        Its temperature is the most probable one given the validation points and 60 more, whose
+        labels are drawn from the predictions without validation: few points change little, and it
+        needs evidence to be surer than the network.
 
         Args:
             data: The training data of the network: a ``DataLoader`` or other iterable of pairs
@@ -298,13 +288,10 @@ class Laplace:
         batches = self._batches("data", data, batch_size)
         first = next(batches)
         likelihood = self._made_likelihood(first[0])
-        if before is None:
-            if isinstance(likelihood, MultitaskGaussianLikelihood) and not self._keeps_noise:
-                again = self._batches("data", data, batch_size)
-                take_ratios(likelihood, partial(network_outputs, self._module), again, False)
-            mll = self._objective(likelihood, first[0])
-        else:
-            mll = before.mll
+        if before is None and not self._keeps_noise:
+            again = self._batches("data", data, batch_size)
+            take_ratios(likelihood, partial(network_outputs, self._module), again, False)
+        mll = self._objective(likelihood, first[0]) if before is None else before.mll
         prior, evidence = mll.model.prior, before
         others = progress_bar(batches, desc="batches", progress=progress)
         try:
@@ -317,12 +304,19 @@ class Laplace:
         finally:
             mll.num_data = len(before.seen[0]) if before is not None else _UNKNOWN
         evidence = cast(LaplaceEvidence, evidence)
-        if not isinstance(precision, str):
-            with torch.no_grad():
-                prior.log_precision.fill_(math.log(precision))
         self.num_data = mll.num_data = len(evidence.seen[0])
         check_targets_belong("data", *evidence.seen)
-        self._search(evidence, climbs=isinstance(precision, str))
+        told = told_of_link(likelihood, *evidence.seen)
+        told = told or told_of_scales(likelihood, *evidence.seen)
+        if isinstance(precision, str):
+            told = maximize_evidence(evidence) or told
+        else:
+            with torch.no_grad():
+                prior.log_precision.fill_(math.log(precision))
+            if not self._keeps_noise:
+                told = fit_noise_to_residuals(evidence) or told
+        if told:
+            warnings.warn(told, FitWarning, stacklevel=callers_level())
         with trained_only(self.network, self.names), torch.no_grad():
             if precision == "clml" and validation is not None:
                 pairs = self._batches("validation", validation, batch_size)
@@ -368,22 +362,19 @@ class Laplace:
         """
         from gpclml.fit import fit_online
 
-        tensors = isinstance(data, tuple) and len(data) == 2
-        pairs = self._of_dictionaries.pairs("data", data, batch_size) if tensors else None
-        batches: Any = None if tensors else _Again(self, data, batch_size)
-        first = pairs[0] if pairs is not None else next(iter(batches))[0]
-        self._adopt_dictionaries()
-        likelihood = self._made_likelihood(first[:2])
-        count = len(first) if pairs is not None else sum(len(x) for x, _ in batches)
-        prior = GaussianWeightPrior(self._module, self.by, 1.0, self._prior_mean())
+        if isinstance(data, tuple) and len(data) == 2:
+            x, training["train_y"] = self._of_dictionaries.pairs("data", data, batch_size)
+            first, count = x[:2], len(x)
+            training["batch_size"] = min(batch_size, count)
+        else:
+            x = _Again(self, data, batch_size)
+            first, count = next(iter(x))[0][:2], sum(len(points) for points, _ in x)
+        likelihood = self._made_likelihood(first)
+        prior = GaussianWeightPrior(self._module, self.by, mean=self.prior_mean)
         mll = LaplaceMarginalLogLikelihood(
             likelihood, LinearizedNetwork(self._module, prior), count, self.structure
         )
-        if pairs is not None:
-            given: dict[str, Any] = {"train_y": pairs[1], "batch_size": min(batch_size, count)}
-            self.training = fit_online(mll, first, epochs=epochs, **given, **training)
-        else:
-            self.training = fit_online(mll, batches, epochs=epochs, **training)
+        self.training = fit_online(mll, x, epochs=epochs, **training)
         self.network.eval()
         return self.fit(data, validation=validation, batch_size=batch_size)
 
@@ -407,38 +398,17 @@ class Laplace:
             chosen = chosen_weights(self._module, self.weights)
             structure = Subnetwork(chosen, "full" if isinstance(structure, Full) else "diag")
         self.names = list(chosen) or chosen_parameters(self._module, cast(Any, self.weights), x)
+        given, means = self.prior_mean, {}
+        for name, index in chosen.items():
+            # All other weights are at the mean: constants have no part in the evidence.
+            whole = self._module.get_parameter(name).detach().clone()
+            center = given.get(name, 0.0) if isinstance(given, Mapping) else given
+            whole.view(-1)[index] = tensor_like(center, whole).expand_as(whole).flatten()[index]
+            means[name] = whole
         with trained_only(self.network, self.names):
-            mean = self._prior_mean()
-            if chosen:
-                mean = _mean_of_chosen(mean, chosen, dict(self._module.named_parameters()))
-            model = LinearizedNetwork(
-                self._module, GaussianWeightPrior(self._module, self.by, mean=mean)
-            )
+            prior = GaussianWeightPrior(self._module, self.by, mean=means or given)
+            model = LinearizedNetwork(self._module, prior)
             return LaplaceMarginalLogLikelihood(likelihood, model, _UNKNOWN, structure)
-
-    def _prior_mean(self) -> float | Mapping[str, Tensor]:
-        """The prior mean of the weights in the posterior: others are constants."""
-        if not isinstance(self.prior_mean, Mapping):
-            return self.prior_mean
-        trained = {name for name, p in self._module.named_parameters() if p.requires_grad}
-        known = dict(self._module.named_parameters())
-        return {k: v for k, v in self.prior_mean.items() if k in trained or k not in known}
-
-    def _search(self, evidence: LaplaceEvidence, climbs: bool) -> None:
-        """Climbs the evidence, or fits the noise beside a given precision; warns of what is wrong.
-
-        A noise that the likelihood came with stays beside a number.
-        """
-        likelihood = cast(Likelihood, self.likelihood)
-        told = told_of_link(likelihood, *evidence.seen) or told_of_scales(
-            likelihood, *evidence.seen
-        )
-        if climbs:
-            told = maximize_evidence(evidence) or told
-        elif not self._keeps_noise:
-            told = fit_noise_to_residuals(evidence) or told
-        if told:
-            warnings.warn(told, FitWarning, stacklevel=callers_level())
 
     @torch.no_grad()
     def _calibrate(
@@ -458,12 +428,11 @@ class Laplace:
             held_out = self._evaluated(pairs, FACTORS if precision == "validation" else (1.0,))
             check_finite("validation", held_out[0], "These are outputs at its points.")
             check_targets_belong("validation", *held_out[:2])
+            likelihood.log_density(*held_out[:2])  # its checks
         if held_out is not None and (regression or precision == "validation"):
             # Where other points choose the precision, the covariance stays whole or goes.
-            whole = precision in ("clml", "validation")
-            index, scale, temperature = calibrated(
-                likelihood, *held_out, (1.0,) if whole else _SCALES
-            )
+            scales = (1.0,) if precision in ("clml", "validation") else _SCALES
+            index, scale, temperature = calibrated(likelihood, *held_out, scales)
             if regression:
                 self.covariance_scale, self.output_temperature = scale, temperature
             elif not scale:
@@ -504,19 +473,12 @@ class Laplace:
         self, batches: Iterator[tuple[Tensor, Tensor]], factors: Sequence[float] = (1.0,)
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Outputs, targets and covariances of outputs, for each factor of the precisions."""
-        outputs, targets, covariances = [], [], []
-        for x, y in batches:
-            values, chunk = self._at(x, factors)
-            outputs.append(values)
-            targets.append(y)
-            covariances.append(chunk)
-        joined = [torch.cat(chunks) for chunks in zip(*covariances, strict=True)]
-        return torch.cat(outputs), torch.cat(targets), joined
+        chunks = [(y, *self._at(x, factors)) for x, y in batches]
+        targets, outputs, *covariances = map(torch.cat, zip(*chunks, strict=True))
+        return outputs, targets, covariances
 
-    def _at(
-        self, x: Tensor, factors: Sequence[float] = (1.0,), together: int = 1
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Outputs and their covariances, for each factor of the precisions.
+    def _at(self, x: Tensor, factors: Sequence[float] = (1.0,), together: int = 1) -> list[Tensor]:
+        """Outputs, and their covariances for each factor of the precisions.
 
         Covariances are those of each so many points together, ``(N / q, q C, q C)``.
         """
@@ -531,8 +493,7 @@ class Laplace:
         except (RuntimeError, TypeError):
             network_outputs(self._module, x[:1])  # an error that names the argument
             raise
-        outputs, *covariances = (torch.cat(values) for values in zip(*chunks, strict=True))
-        return outputs, covariances
+        return [torch.cat(values) for values in zip(*chunks, strict=True)]
 
     def _size_of_gradients(self, x: Tensor) -> int:
         """Numbers of the gradients of a point, which its shape decides."""
@@ -563,7 +524,7 @@ class Laplace:
         likelihood = self._output_likelihood()
         scale = 0.0 if mode else self.covariance_scale
         if scale > 0:
-            outputs, (covariance,) = self._at(x, together=together)
+            outputs, covariance = self._at(x, together=together)
             covariance = scale * covariance
             if scaled:
                 variance = covariance.diagonal(dim1=-2, dim2=-1).reshape(outputs.shape)
@@ -624,7 +585,6 @@ class Laplace:
         chunks: list[Any] = []
         batches = points_of("x", self._of_dictionaries.points("x", x), _POINTS, self._device)
         for points in progress_bar(batches, desc="predictions", progress=progress):
-            self._adopt_dictionaries()
             check_finite("x", points)
             # The bridge moderates outputs in a way that the factor does not make up for.
             outputs, covariance = self._normal(points, scaled=method != "bridge", mode=mode)
@@ -649,7 +609,7 @@ class Laplace:
         It is what :meth:`predict` averages the likelihood over, :math:`\mathcal N(a f / T, c V)`.
 
         Args:
-            x: NetworkPoints, ``(N, *event)``, or a dictionary of tensors.
+            x: Points, ``(N, *event)``, or a dictionary of tensors.
             joint: Whether outputs at different points covary; else each point is on its own.
 
         Returns:
@@ -678,7 +638,7 @@ class Laplace:
         r"""The covariance :math:`c J(x) (H + P_0)^{-1} J(x')^\top` of outputs at two sets.
 
         Args:
-            x: NetworkPoints, ``(N, *event)``.
+            x: Points, ``(N, *event)``.
             other: Others, ``(M, *event)``.
 
         Returns:
@@ -732,7 +692,7 @@ class Laplace:
         :meth:`output_distribution`.
 
         Args:
-            x: NetworkPoints, ``(N, *event)``, or a dictionary of tensors.
+            x: Points, ``(N, *event)``, or a dictionary of tensors.
             count: Number of functions.
             seed: Seed of the functions.
 
@@ -819,49 +779,38 @@ class Laplace:
     @checked
     def log_marginal_likelihood(
         self,
-        prior_precision: float | Tensor | Mapping[str, Tensor | float] | None = None,
+        prior_precision: float | Tensor | None = None,
         noise: float | Tensor | None = None,
     ) -> Tensor:
         """The Laplace evidence of the data under other hyperparameters, at the same weights.
 
         Args:
-            prior_precision: A number for all weights; one for each group of ``by``, in the order of
-                the parameters; or by the names of parameters, for those not named as fitted. None
-                for the fitted ones.
+            prior_precision: A number for all weights, or one for each group of ``by``, in the order
+                of the parameters; None for the fitted ones.
             noise: Noise variance of a regression; None for the fitted one.
 
         Returns:
             Nats of all data, as float64; differentiable in the arguments.
 
         Raises:
-            ArgumentError: A number is not positive, a name is not that of a weight in the
-                posterior, or the posterior is not fitted.
+            ArgumentError: A number is not positive, or the posterior is not fitted.
             ShapeError: There are neither one nor as many precisions as groups.
             UnsupportedError: There is a noise, and the likelihood has none.
         """
         evidence, precisions = self._fitted(), self._precisions()
-        if isinstance(prior_precision, Mapping):
-            for name, value in prior_precision.items():
-                if name not in precisions:
-                    expected = f"names of {', '.join(precisions)}"
-                    raise ArgumentError("prior_precision", repr(name), expected)
-                precisions[name] = tensor_like(value, precisions[name])
-        elif prior_precision is not None:
+        if prior_precision is not None:
             shape = self._prior.log_precision.shape
             values = tensor_like(prior_precision, self._prior.log_precision)
             if values.numel() != 1 and values.shape != shape:
                 expected = f"a number, or {tuple(shape)}, one for each {self.by}"
                 raise ShapeError("prior_precision", tuple(values.shape), expected)
             precisions = self._prior.named_precisions(values.reshape(-1).expand(shape))
-        for value in precisions.values():
-            check_positive(prior_precision=value.detach())
-        if noise is not None:
-            check_positive(noise=torch.as_tensor(noise).detach())
+        check_positive(prior_precision=prior_precision, noise=noise)
         with trained_only(self.network, []), torch.enable_grad():
             value = evidence.nats(precisions, noise)
-        given = prior_precision.values() if isinstance(prior_precision, Mapping) else ()
-        tensors = [v for v in (*given, prior_precision, noise) if isinstance(v, Tensor)]
-        return value if any(v.requires_grad for v in tensors) else value.detach()
+        given = prior_precision, noise
+        is_constant = not any(isinstance(v, Tensor) and v.requires_grad for v in given)
+        return value.detach() if is_constant else value
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the posterior and the network's weights to one file, without pickled objects.
@@ -943,6 +892,11 @@ class Laplace:
         return {name: value if value.ndim else float(value) for name, value in values}
 
     @property
+    def _module(self) -> torch.nn.Module:
+        """What is differentiated: the network, or a function of one tensor that it is made."""
+        return self._of_dictionaries if self._of_dictionaries.is_needed else self.network
+
+    @property
     def _device(self) -> torch.device:
         return next(iter(self.network.parameters()), torch.zeros(())).device
 
@@ -961,19 +915,11 @@ class Laplace:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Points as tensors, and targets, on the device."""
         pairs = self._of_dictionaries.pairs(argument, data, size)
-        for pair in batches_of(argument, pairs, size, self._device):
-            self._adopt_dictionaries()
-            yield pair
-
-    def _adopt_dictionaries(self) -> None:
-        """Goes on with the function of one tensor if points were dictionaries."""
-        if self._of_dictionaries.is_used:
-            self._module = self._of_dictionaries
+        return batches_of(argument, pairs, size, self._device)
 
     def _checked_points(self, x: Inputs) -> Tensor:
         self._fitted()
         points = self._of_dictionaries.points("x", x)
-        self._adopt_dictionaries()
         if not len(points):
             raise ArgumentError("x", "no points", "at least one")
         check_finite("x", points)
@@ -984,10 +930,7 @@ class Laplace:
         self._digest = digest(self.network.state_dict())
         self._versions = versions_of(self.network)
         self.covariance_scale, self.output_scale, self.output_temperature = 1.0, 1.0, 1.0
-        self._forget()
-
-    def _forget(self) -> None:
-        """Forgets what is computed from the rest."""
+        # What is computed from the rest:
         self._functions: dict[float, OutputCovariance] = {}
         self._probed: dict[Any, dict[str, str]] = {}  # what is known of the layers
         self._sizes: dict[torch.Size, int] = {}
@@ -1012,22 +955,7 @@ class Laplace:
     def __getstate__(self) -> dict[str, Any]:
         """Without what is computed from the rest, or holds in this process alone."""
         empty = {"_functions": {}, "_probed": {}, "_sizes": {}, "_drawn": None, "_versions": ()}
-        return {**vars(self), **(empty if self._evidence is not None else {})}
-
-
-def _mean_of_chosen(
-    mean: float | Mapping[str, Tensor],
-    chosen: Mapping[str, Tensor],
-    parameters: Mapping[str, Tensor],
-) -> dict[str, Tensor]:
-    """A prior mean at which all other weights are: constants have no part in the evidence."""
-    means = {}
-    for name, index in chosen.items():
-        given = mean.get(name, 0.0) if isinstance(mean, Mapping) else mean
-        whole = parameters[name].detach().clone()
-        whole.view(-1)[index] = tensor_like(given, whole).expand_as(whole).flatten()[index]
-        means[name] = whole
-    return means
+        return vars(self) | empty
 
 
 class _Again:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,13 +117,9 @@ def _last_layer(network: torch.nn.Module, x: Tensor) -> list[str]:
     named = dict(network.named_parameters())
     trainable = [name for name, p in named.items() if p.requires_grad] or list(named)
     called: list[str] = []
-
-    def note(layer: str, *_: Any) -> None:
-        called.append(layer)
-
     gradients: Sequence[Tensor | None] = [None] * len(trainable)
     handles = [
-        module.register_forward_pre_hook(partial(note, layer_of(f"{name}.")))
+        module.register_forward_pre_hook(lambda *_, name=name: called.append(layer_of(f"{name}.")))
         for name, module in network.named_modules() if module._parameters
     ]  # fmt: skip
     try:

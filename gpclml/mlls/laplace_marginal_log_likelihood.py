@@ -19,9 +19,9 @@ from gpclml._utils.resuming import ResumableDraws, versions_of
 from gpclml.conditioning import LastPoints
 from gpclml.conditioning.batches import Loader, batches_of
 from gpclml.curvature import Curvature, Kronecker, Structure
-from gpclml.curvature.gradients import outputs_and_gradients
+from gpclml.curvature.layers import outputs_and_gradients
 from gpclml.curvature.output_likelihoods import gradient_columns, output_column, output_likelihood
-from gpclml.curvature.structure import Precisions, SoftmaxColumns
+from gpclml.curvature.structure import Precisions
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.inference import evaluating
 from gpclml.inference.observations import Road
@@ -319,9 +319,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
                 return columns[:, [drawn]]
             return output_column(columns, drawn)
 
-        whole = self.hessian == "ggn" and self.outputs == "all"
-        made = SoftmaxColumns(cotangents) if whole and likelihood.classes > 2 else cotangents
-        curvature = self.curvature.of(self.model.network, points, made)
+        curvature = self.curvature.of(self.model.network, points, cotangents)
         return LaplaceEvidence(self, cast(Tensor, mean), target, curvature, copies)
 
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:

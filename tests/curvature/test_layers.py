@@ -163,9 +163,9 @@ def check_exact(network, x, columns=softmax_columns):
     return delta
 
 
-def check_other_blocks(network, x, delta, others):
-    """Parameters without factors have one exact block."""
-    curvature = Kronecker(others=others).of(network, x, softmax_columns)
+def check_other_blocks(network, x, delta):
+    """Parameters without factors have their exact diagonal."""
+    curvature = Kronecker(others="diagonal").of(network, x, softmax_columns)
     assert {k: draw.shape[1:] for k, draw in curvature.sample(delta).items()} == {
         k: network.get_parameter(k).shape for k in delta
     }
@@ -173,7 +173,7 @@ def check_other_blocks(network, x, delta, others):
     outside = {name: delta[name] for name in block.names}
     for name, p in network.named_parameters():
         p.requires_grad_(name in outside)
-    exact = {"diagonal": Diagonal(), "full": Full()}[others].of(network, x, softmax_columns)
+    exact = Diagonal().of(network, x, softmax_columns)
     torch.testing.assert_close(block.log_det_ratio(outside), exact.log_det_ratio(outside))
     return curvature
 
@@ -189,7 +189,7 @@ def test_layers_that_are_not_what_they_seem(make, text, n):
         Kronecker().of(network, x, softmax_columns)
     for other in ("FunctionSpace", "Full", "Diagonal", 'others="diagonal"'):
         assert other in str(error.value)
-    curvature = check_other_blocks(network, x, delta, "full")
+    curvature = check_other_blocks(network, x, delta)
     in_factors = [k for b in curvature.blocks if isinstance(b, Factors) for k in b.names]
     assert all("2." in name for name in in_factors)
 
@@ -342,7 +342,7 @@ def test_structures_that_are_exact_and_gradients_of_outputs(name):
         check_exact(network, x, lambda f: softmax_columns(f)[:, :1])
         with pytest.raises(UnsupportedError, match="which is no linear layer"):
             Kronecker().of(network, x, softmax_columns)
-        check_other_blocks(network, x, delta, "diagonal")
+        check_other_blocks(network, x, delta)
 
 
 @pytest.mark.parametrize("name", [name for name in BLOCKS if "norm" in name])

@@ -23,6 +23,7 @@ from gpclml.errors import (
 )
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
+from network_cases import jacobian
 
 N = 40
 
@@ -43,17 +44,6 @@ def images(n=N, seed=1):
 
 def classes(n=N):
     return torch.arange(n) % 3
-
-
-def jacobian(net, x, names):
-    rows = []
-    parameters = [net.get_parameter(name) for name in names]
-    for point in x:
-        outputs = net(point.unsqueeze(0))[0]
-        for value in outputs:
-            gradients = torch.autograd.grad(value, parameters, retain_graph=True)
-            rows.append(torch.cat([g.flatten() for g in gradients]))
-    return torch.stack(rows).unflatten(0, (len(x), -1))
 
 
 LAST = ["4.weight", "4.bias"]

@@ -15,6 +15,7 @@ from gpclml.errors import ArgumentError
 from gpclml.fit import FitWarning
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
+from network_cases import train
 
 N = 30
 STRUCTURES = ["kron", "diag", "full", BlockDiagonal()]
@@ -42,6 +43,19 @@ class Adapted(nn.Module):
 
     def forward(self, x):
         return x @ self.a.mT @ self.b.mT + self.base(x)
+
+
+class LoRA(nn.Module):
+    """An adapter in modules of its own, as peft has them."""
+
+    def __init__(self, size, outputs):
+        super().__init__()
+        self.base_layer = frozen(nn.Linear(size, outputs))
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(size, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, outputs, bias=False)})
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
 
 
 class LowRank(nn.Module):
@@ -104,6 +118,11 @@ LAST = [
     (Beside, ["head.weight", "head.bias"]),
     (TiedEnds, ["tokens.weight"]),
     (lambda: frozen(TiedEnds()), ["tokens.weight"]),
+    (lambda: nn.Sequential(LoRA(4, 6), nn.Tanh(), nn.Linear(6, 3)), ["2.weight", "2.bias"]),
+    (
+        lambda: nn.Sequential(frozen(nn.Linear(4, 6)), nn.Linear(6, 6), nn.Linear(6, 3)),
+        ["2.weight", "2.bias"],
+    ),
 ]
 
 
@@ -117,6 +136,13 @@ def test_the_last_layer_is_the_last_that_trains(make, names):
     assert len(set(posterior.precisions.values())) == 1  # a layer has one
     assert posterior.predict(points()).probs.shape == (N, 3)
     assert [p.requires_grad for p in network.parameters()] == before
+
+
+def test_adapters_are_the_default_where_they_alone_are_trained():
+    torch.manual_seed(0)
+    network = nn.Sequential(LoRA(4, 6), nn.Tanh(), LoRA(6, 3))
+    posterior = Laplace(network, "classification").fit((points(), classes()))
+    assert posterior.names == [f"{k}.lora_{m}.default.weight" for k in (0, 2) for m in "AB"]
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -197,20 +223,16 @@ def test_errors_of_the_callers_network_are_raised_as_they_are(error):
         assert caught.value is error
 
 
-def binary(seed=0):
+def binary():
     """Points, labels of a logistic model, and a network of one output trained with logits."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     x = torch.randn(400, 3, generator=generator, dtype=torch.float64)
     share = torch.sigmoid(2 * x[:, 0] - x[:, 1])
     y = torch.bernoulli(share, generator=generator)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double()
-    optimizer = torch.optim.Adam(network.parameters(), 0.02)
-    for _ in range(150):
-        optimizer.zero_grad()
-        nn.functional.binary_cross_entropy_with_logits(network(x)[:, 0], y).backward()
-        optimizer.step()
-    return x, y, network
+    loss = nn.functional.binary_cross_entropy_with_logits
+    return x, y, train(network, lambda f: loss(f(x)[:, 0], y), lr=0.02)
 
 
 @pytest.mark.slow

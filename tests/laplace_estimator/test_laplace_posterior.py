@@ -1,6 +1,7 @@
 """The Laplace posterior of a network as an object: against dense algebra by autograd."""
 
 import copy
+import itertools
 import math
 import pickle
 
@@ -18,9 +19,9 @@ from gpytorch.likelihoods import (
 )
 from gpytorch.priors import LogNormalPrior
 from torch import nn
-from torch.func import functional_call, jacrev
 from torch.utils.data import DataLoader
 
+import network_cases
 from gpclml import (
     MLP,
     FitWarning,
@@ -30,7 +31,6 @@ from gpclml import (
     LinearizedNetwork,
     fit_mll,
 )
-from gpclml.curvature import Full
 from gpclml.errors import (
     ArgumentError,
     NonFiniteError,
@@ -38,20 +38,20 @@ from gpclml.errors import (
     UnsupportedError,
 )
 from gpclml.likelihoods import HeteroscedasticGaussianLikelihood, LogisticLikelihood
+from network_cases import (
+    check_sample_covariance,
+    check_twelve_digits,
+    covariance_in_long_double,
+    log_det_in_long_double,
+    train,
+)
 
 STRUCTURES = "full", "kron", "diag"
 
 
-def trained(sizes, x, loss, steps=200, seed=0, lr=0.01):
-    torch.manual_seed(seed)
-    network = MLP(sizes).double()
-    optimizer = torch.optim.Adam(network.parameters(), lr=lr)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss(network(x)).backward()
-        optimizer.step()
-    optimizer.zero_grad()
-    return network.eval()
+def trained(sizes, loss, steps=200):
+    torch.manual_seed(0)
+    return train(MLP(sizes).double(), lambda network: loss(network(X)), steps)
 
 
 def table(n=60, seed=0):
@@ -68,26 +68,28 @@ NEW = torch.rand(5, 2, generator=torch.Generator().manual_seed(7), dtype=torch.f
 
 def jacobian(network, x):
     """Rows of all outputs, ``(N C, P)``, in the order of the parameters."""
-    parameters = {name: p.detach() for name, p in network.named_parameters()}
-    jacobians = jacrev(lambda p: functional_call(network, p, (x,)))(parameters)
-    return torch.cat([matrix.flatten(2) for matrix in jacobians.values()], dim=-1).flatten(0, 1)
+    return network_cases.jacobian(network, x).flatten(0, 1)
 
 
 def dense_precisions(posterior):
-    named = dict(posterior.network.named_parameters())
-    values = [
-        torch.as_tensor(value, dtype=torch.float64).expand(named[name].shape).flatten()
-        for name, value in posterior.precisions.items()
-    ]
+    values = []
+    for name, value in posterior.precisions.items():
+        shape = posterior.network.get_parameter(name).shape
+        values.append(torch.as_tensor(value, dtype=torch.float64).expand(shape).flatten())
     return torch.cat(values)
 
 
+def squared_errors(f):
+    """Of one output."""
+    return (f[:, 0] - Y[:, 0]).square().mean()
+
+
 def regression(structure="full", **options):
-    network = trained([2, 6, 2], X, lambda f: (f - Y).square().mean())
+    network = trained([2, 6, 2], lambda f: (f - Y).square().mean())
     return Laplace(network, "regression", weights="all", structure=structure, **options)
 
 
-@pytest.fixture(params=STRUCTURES)
+@pytest.fixture(scope="module", params=STRUCTURES)
 def fitted(request):
     return regression(request.param).fit((X, Y))
 
@@ -98,10 +100,8 @@ def test_distributions_of_outputs_are_those_of_the_weights(fitted):
     weights = fitted.sample_weights(20_000, seed=3)
     center = {name: p.detach() for name, p in fitted.network.named_parameters()}
     away = torch.cat([(weights[name] - center[name]).flatten(1) for name in center], dim=-1)
-    expected = torch.cov((away @ jacobian(fitted.network, NEW).mT).mT)
-    size = expected.diagonal().sqrt()
-    error = (joint.covariance_matrix - expected) / torch.outer(size, size)
-    assert float(error.abs().max()) < 0.06
+    draws = away @ jacobian(fitted.network, NEW).mT
+    check_sample_covariance(draws, joint.covariance_matrix, 0.06)
     torch.testing.assert_close(joint.variance, alone.variance, rtol=1e-10, atol=0)
     torch.testing.assert_close(joint.mean, fitted.network(NEW), rtol=1e-12, atol=0)
     noise = fitted.likelihood.noise
@@ -111,16 +111,6 @@ def test_distributions_of_outputs_are_those_of_the_weights(fitted):
     torch.testing.assert_close(blocks[:2, :2], joint.covariance_matrix[:2, :2])
     cross = fitted.output_covariance(NEW[:2], NEW[2:])
     torch.testing.assert_close(cross, joint.covariance_matrix[:4, 4:], rtol=1e-9, atol=1e-14)
-
-
-def test_the_full_posterior_is_dense_algebra():
-    posterior = regression().fit((X, Y))
-    J, at = jacobian(posterior.network, X), jacobian(posterior.network, NEW)
-    noise, delta = posterior.likelihood.noise.item(), dense_precisions(posterior)
-    H = J.mT @ J / noise + torch.diag(delta)
-    expected = at @ torch.linalg.solve(H, at.mT)
-    covariance = posterior.output_distribution(NEW, joint=True).covariance_matrix
-    torch.testing.assert_close(covariance, expected, rtol=1e-9, atol=1e-12 * float(expected.max()))
 
 
 def test_covariances_of_layers_with_several_places():
@@ -138,10 +128,7 @@ def test_covariances_of_layers_with_several_places():
         for n in range(4):
             block = slice(2 * n, 2 * n + 2)
             torch.testing.assert_close(joint[block, block], alone[block, block])
-        draws = posterior.sample_outputs(x[:4], 5000, seed=0).flatten(1)
-        size = joint.diagonal().sqrt()
-        error = (torch.cov(draws.mT) - joint) / torch.outer(size, size)
-        assert float(error.abs().max()) < 0.12
+        check_sample_covariance(posterior.sample_outputs(x[:4], 5000, seed=0).flatten(1), joint)
         assert float(torch.linalg.eigvalsh(joint).min()) > -1e-10
 
 
@@ -153,9 +140,7 @@ def test_a_draw_is_one_function(fitted):
     torch.testing.assert_close(fitted.sample_outputs(NEW, 3, seed=5), values, rtol=0, atol=0)
     many = fitted.sample_outputs(NEW, 4000, seed=1).flatten(1)
     joint = fitted.output_distribution(NEW, joint=True)
-    size = joint.covariance_matrix.diagonal().sqrt()
-    error = (torch.cov(many.mT) - joint.covariance_matrix) / torch.outer(size, size)
-    assert float(error.abs().max()) < 0.12
+    check_sample_covariance(many, joint.covariance_matrix)
     weights = fitted.sample_weights(2, seed=4)
     assert {name: w.shape for name, w in weights.items()} == {
         name: (2, *p.shape) for name, p in fitted.network.named_parameters()
@@ -206,10 +191,9 @@ def test_gradients_with_respect_to_sequences(weights):
 
 @pytest.mark.slow
 def test_outputs_of_classes_are_what_predictions_average_over():
-    labels = (Y[:, 0] > 0.3).long() + (Y[:, 1] > 0.5)
-    network = trained([2, 10, 3], X, lambda f: nn.functional.cross_entropy(f, labels), 400)
+    network = trained([2, 10, 3], CASES["softmax"][-1], 400)
     posterior = Laplace(network, "classification").fit(
-        (X, labels), validation=(X[:20], labels[:20])
+        (X, LABELS), validation=(X[:20], LABELS[:20])
     )
     outputs = posterior.output_distribution(NEW)
     assert outputs.mean.shape == (5, 3)
@@ -218,60 +202,12 @@ def test_outputs_of_classes_are_what_predictions_average_over():
     torch.testing.assert_close(draws, probs, atol=0.02, rtol=0)
 
 
-@pytest.mark.slow
-def test_a_large_last_layer_by_woodburys_identity():
-    """Of many classes the full posterior is computed without its matrix, and is the same."""
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 60)).double()
-    x, y = torch.randn(30, 3, dtype=torch.float64), torch.arange(30)
-    data = [(x[:10], y[:10]), (x[10:], y[10:])]
-    posterior, dense = (
-        Laplace(network, "classification", structure=structure, by="parameter").fit(
-            data, precision=0.7
-        )
-        for structure in ("full", Full("parameters"))
-    )
-    assert posterior.log_evidence == pytest.approx(dense.log_evidence, abs=1e-9)
-    numbers = torch.tensor([0.3, 5.0], dtype=torch.float64, requires_grad=True)
-    values = [p.log_marginal_likelihood(numbers) for p in (posterior, dense)]
-    slopes = [torch.autograd.grad(value, numbers)[0] for value in values]
-    torch.testing.assert_close(*values, rtol=1e-11, atol=0)
-    torch.testing.assert_close(*slopes, rtol=1e-9, atol=0)
-    for joint in (False, True):
-        pairs = [p.output_distribution(x[:3], joint).covariance_matrix for p in (posterior, dense)]
-        torch.testing.assert_close(*pairs, rtol=1e-9, atol=1e-12)
-    draws = posterior.sample_outputs(x[:2], 4000, seed=0).flatten(1)
-    size = pairs[1].diagonal()[:120].sqrt()
-    error = (torch.cov(draws.mT) - pairs[1][:120, :120]) / torch.outer(size, size)
-    assert float(error.abs().max()) < 0.12
-    again = pickle.loads(pickle.dumps(posterior))
-    assert torch.equal(again.predict(x).probs, posterior.predict(x).probs)
-    one_batch = Laplace(network, "classification", structure="full").fit((x, y), precision=0.7)
-    assert one_batch.log_evidence == pytest.approx(posterior.log_evidence, abs=1e-9)
-
-
-@pytest.mark.slow
-def test_a_large_last_layer_beside_other_weights_has_its_matrix():
-    """A parameter that comes after the last layer's weight is its bias only if it is one."""
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Embedding(5, 40), nn.Tanh(), nn.Linear(40, 60, bias=False)).double()
-    x, y = torch.arange(20) % 5, torch.arange(20)
-    posterior, dense = (
-        Laplace(network, "classification", weights="all", structure=structure).fit(
-            (x, y), precision=0.7
-        )
-        for structure in ("full", Full("parameters"))
-    )
-    assert posterior.log_evidence == pytest.approx(dense.log_evidence, abs=1e-9)
-    torch.testing.assert_close(posterior.predict(x).probs, dense.predict(x).probs)
-
-
 def test_as_a_model_of_botorch():
     y = Y[:, :1]
     scale = Standardize(1)
     standardized, _ = scale(y)
     scale.eval()
-    network = trained([2, 8, 1], X, lambda f: (f - standardized).square().mean())
+    network = trained([2, 8, 1], lambda f: (f - standardized).square().mean())
     posterior = Laplace(network, "regression", structure="full").fit((X, standardized))
     model = posterior.to_botorch(outcome_transform=scale)
     assert (model.num_outputs, model.batch_shape) == (1, torch.Size())
@@ -330,7 +266,7 @@ def test_a_botorch_model_of_several_outputs():
             wrong()
 
 
-def fisher(likelihood, network, x, target):
+def fisher(likelihood, network, x):
     """Expected curvature of the negative log density of each point, ``(N, C, C)``."""
     outputs = network(x).detach()
     if isinstance(likelihood, MultitaskGaussianLikelihood):
@@ -344,25 +280,31 @@ def fisher(likelihood, network, x, target):
         r = torch.linspace(-400, 400, 800_001, dtype=torch.float64) * noise**0.5
         density = torch.distributions.StudentT(df, 0.0, noise**0.5).log_prob(r).exp()
         score = (df + 1) * r / (df * noise + r.square())
-        return torch.trapezoid(density * score.square(), r).expand(len(x), 1, 1)
+        exact = torch.tensor((df + 1) / ((df + 3) * noise), dtype=torch.float64)
+        torch.testing.assert_close(torch.trapezoid(density * score.square(), r), exact)
+        return exact.expand(len(x), 1, 1)
+    if isinstance(likelihood, SoftmaxLikelihood):
+        p = outputs.softmax(-1)
+        return torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
     precision = (-outputs[:, 1]).exp()
     return torch.diag_embed(torch.stack([precision, torch.full_like(precision, 0.5)], -1))
 
 
-def log_density(likelihood, outputs, target):
+def log_density(likelihood, outputs, target, loss):
     if isinstance(likelihood, MultitaskGaussianLikelihood):
         deviation = likelihood.task_noises.sqrt()
         return torch.distributions.Normal(outputs, deviation).log_prob(target).sum()
-    if isinstance(likelihood, LogisticLikelihood):
-        return -nn.functional.binary_cross_entropy_with_logits(
-            outputs[:, 0], target.double(), reduction="sum"
-        )
     if isinstance(likelihood, StudentTLikelihood):
         return likelihood(outputs[:, 0]).log_prob(target).sum()
-    return likelihood(outputs).log_prob(target).sum()
+    return -len(outputs) * loss(outputs)  # the others are trained by their density
 
 
+LABELS = (Y[:, 0] > 0.3).long() + (Y[:, 1] > 0.5)
 CASES = {
+    "softmax": (
+        lambda: SoftmaxLikelihood(num_classes=3, mixing_weights=False), 3, LABELS,
+        lambda f: nn.functional.cross_entropy(f, LABELS),
+    ),
     "heteroscedastic": (
         HeteroscedasticGaussianLikelihood, 2, Y[:, 0],
         lambda f: -HeteroscedasticGaussianLikelihood()(f).log_prob(Y[:, 0]).mean(),
@@ -382,60 +324,46 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_likelihoods_against_dense_algebra(name):
+def test_likelihoods_against_dense_algebra(name, tmp_path):
     make, outputs, target, loss = CASES[name]
-    network = trained([2, 5, outputs], X, loss)
+    network = trained([2, 5, outputs], loss, steps=50)
     likelihood = make().double()
-    posterior = Laplace(network, likelihood, weights="all", structure="full").fit((X, target))
+    posterior = Laplace(network, likelihood, weights="all", structure="full")
+    posterior.fit((X, target), precision=0.7)
     J = jacobian(network, X).unflatten(0, (len(X), outputs))
-    L = fisher(likelihood, network, X, target)
-    H = torch.einsum("ncp,nck,nkq->pq", J, L, J)
-    delta = dense_precisions(posterior)
+    H = torch.einsum("ncp,nck,nkq->pq", J, fisher(likelihood, network, X), J)
+    H = H + 0.7 * torch.eye(len(H), dtype=H.dtype)
     weights = torch.cat([p.detach().flatten() for p in network.parameters()])
-    ratio = torch.logdet(H + torch.diag(delta)) - delta.log().sum()
-    expected = (
-        log_density(likelihood, network(X), target) - 0.5 * (weights.square() @ delta) - ratio / 2
-    )
-    tolerance = 1e-7 if name == "student" else 1e-10  # of the quadrature
-    assert posterior.log_evidence == pytest.approx(float(expected.detach()), abs=len(X) * tolerance)
+    ratio = log_det_in_long_double(H) - len(H) * math.log(0.7)
+    density = float(log_density(likelihood, network(X), target, loss).detach())
+    expected = density - 0.5 * (0.7 * float(weights.square().sum()) + ratio)
+    got = float(posterior._fitted().log_det_ratio().detach())
+    assert got == pytest.approx(ratio, rel=1e-12)
+    assert posterior.log_evidence == pytest.approx(expected, abs=len(X) * 1e-10)
     assert float(posterior.log_marginal_likelihood()) == pytest.approx(posterior.log_evidence)
-    at = jacobian(network, NEW)
-    covariance = at @ torch.linalg.solve(H + torch.diag(delta), at.mT)
-    scaled = posterior.covariance_scale * covariance
-    got = posterior.output_distribution(NEW, joint=True).covariance_matrix
-    bound = {"rtol": 1e-5 if name == "student" else 1e-8, "atol": 1e-10 * float(scaled.max())}
-    torch.testing.assert_close(got, scaled, **bound)
-    # The fit is at the optimum of precisions and, where there is one, noise.
-    for factor in (0.9, 1.1):
-        moved = posterior.log_marginal_likelihood(
-            {name: factor * torch.as_tensor(p) for name, p in posterior.precisions.items()}
-        )
+    covariance = posterior.output_distribution(NEW, joint=True).covariance_matrix
+    check_twelve_digits(covariance, covariance_in_long_double(H, jacobian(network, NEW)))
+    # A search ends at the optimum of precisions and, where there is one, noise.
+    posterior.fit((X, target))
+    best = torch.tensor([posterior.precisions[k] for k in posterior.names if "weight" in k])
+    for factor in (0.9, 1.1):  # of each layer's precision
+        moved = posterior.log_marginal_likelihood(factor * best)
         assert float(moved) < posterior.log_evidence + 1e-4
-    predicted = posterior.predict(NEW)
-    again = pickle.loads(pickle.dumps(posterior)).predict(NEW)
-    assert bool(torch.isfinite(predicted.log_prob(target[:5])).all())
-    assert torch.equal(again.log_prob(target[:5]), predicted.log_prob(target[:5]))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_likelihoods_go_through_files(name, tmp_path):
-    make, outputs, target, loss = CASES[name]
-    network = trained([2, 5, outputs], X, loss, steps=50)
-    posterior = Laplace(network, make().double()).fit((X, target))
     posterior.save(tmp_path / "file")
-    other = MLP([2, 5, outputs]).double()
-    loaded = Laplace.load(tmp_path / "file", other)
-    assert type(loaded.likelihood) is type(posterior.likelihood)
-    densities = (p.predict(NEW).log_prob(target[:5]) for p in (loaded, posterior))
-    assert torch.equal(*densities)
-    assert torch.equal(loaded.log_marginal_likelihood(), posterior.log_marginal_likelihood())
+    density = posterior.predict(NEW).log_prob(target[:5])
+    assert bool(density.isfinite().all())
+    loaded = Laplace.load(tmp_path / "file", MLP([2, 5, outputs]).double())
+    for other in (loaded, pickle.loads(pickle.dumps(posterior))):
+        assert type(other.likelihood) is type(posterior.likelihood)
+        assert torch.equal(other.predict(NEW).log_prob(target[:5]), density)
+        assert torch.equal(other.log_marginal_likelihood(), posterior.log_marginal_likelihood())
 
 
 @pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
 @pytest.mark.parametrize("name", ["student", "noises", "heteroscedastic"])
 def test_likelihoods_do_not_depend_on_units(name, unit):
     make, outputs, target, loss = CASES[name]
-    network = trained([2, 5, outputs], X, loss)
+    network = trained([2, 5, outputs], loss)
     scales = torch.tensor([unit, 1.0] if name == "heteroscedastic" else [unit] * outputs).double()
     last = nn.Linear(outputs, outputs).double().requires_grad_(False)
     last.weight.copy_(torch.diag(scales))
@@ -456,7 +384,7 @@ def test_likelihoods_do_not_depend_on_units(name, unit):
 def test_several_noises_are_those_of_each_output():
     make, outputs, target, _ = CASES["noises"]
     target = target * torch.tensor([1.0, 0.1])
-    network = trained([2, 8, outputs], X, lambda f: (f - target).square().mean(), 600)
+    network = trained([2, 8, outputs], lambda f: (f - target).square().mean(), 600)
     posterior = Laplace(network, make().double(), structure="full").fit((X, target))
     residuals = (network(X) - target).square().mean(0)
     noises = posterior.likelihood.task_noises.detach()
@@ -467,7 +395,7 @@ def test_several_noises_are_those_of_each_output():
 
 
 def test_the_evidence_at_other_hyperparameters():
-    network = trained([2, 6, 1], X, lambda f: (f[:, 0] - Y[:, 0]).square().mean())
+    network = trained([2, 6, 1], squared_errors)
     posterior = Laplace(network, "regression", weights="all", structure="full").fit((X, Y[:, 0]))
     before = posterior.log_marginal_likelihood()
     assert not before.requires_grad
@@ -478,11 +406,6 @@ def test_the_evidence_at_other_hyperparameters():
     )
     groups = torch.tensor([2.0, 5.0], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(posterior.log_marginal_likelihood, groups)
-    precisions = {"0.weight": 2.0, "0.bias": 2.0, "2.weight": 5.0, "2.bias": 5.0}
-    names = [name for name, _ in network.named_parameters()]
-    precisions = dict(zip(names, precisions.values(), strict=True))
-    value = posterior.log_marginal_likelihood(precisions)
-    torch.testing.assert_close(value, posterior.log_marginal_likelihood(groups).detach())
     likelihood = GaussianLikelihood().double()
     likelihood.noise = 0.02
     other = Laplace(network, likelihood, weights="all", structure="full")
@@ -492,7 +415,6 @@ def test_the_evidence_at_other_hyperparameters():
     )
     for wrong, error in (
         (lambda: posterior.log_marginal_likelihood(-1.0), ArgumentError),
-        (lambda: posterior.log_marginal_likelihood({"nothing": 1.0}), ArgumentError),
         (lambda: posterior.log_marginal_likelihood(torch.ones(3)), ShapeError),
         (lambda: posterior.log_marginal_likelihood(1.0, 0.0), ArgumentError),
     ):
@@ -508,7 +430,7 @@ def test_the_evidence_at_other_hyperparameters():
 @pytest.mark.slow
 @pytest.mark.parametrize("structure", ["full", "diag"])
 def test_a_precision_for_each_weight(structure):
-    network = trained([2, 6, 1], X, lambda f: (f[:, 0] - Y[:, 0]).square().mean())
+    network = trained([2, 6, 1], squared_errors)
     options = {"weights": "all", "structure": structure}
     single = Laplace(network, "regression", **options).fit((X, Y[:, 0]))
     each = Laplace(network, "regression", by="weight", **options).fit((X, Y[:, 0]))
@@ -527,7 +449,7 @@ def test_a_precision_for_each_weight(structure):
 
 
 def test_a_prior_mean_is_where_weights_are_expected():
-    network = trained([2, 6, 1], X, lambda f: (f[:, 0] - Y[:, 0]).square().mean())
+    network = trained([2, 6, 1], squared_errors)
     center = {name: p.detach().clone() for name, p in network.named_parameters()}
     near = {name: value + 0.01 for name, value in center.items()}
     plain, informed = (
@@ -580,17 +502,20 @@ def sentences():
     return batches
 
 
+def without_labels(batch):
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
 def reader(batches):
+    def loss(network):
+        batch = next(endless)
+        return nn.functional.cross_entropy(
+            network(**without_labels(batch))["logits"], batch["labels"]
+        )
+
     torch.manual_seed(0)
-    network = Reader().double()
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
-    for _ in range(40):
-        for batch in batches:
-            entries = {name: value for name, value in batch.items() if name != "labels"}
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(network(**entries)["logits"], batch["labels"]).backward()
-            optimizer.step()
-    return network.eval()
+    endless = itertools.cycle(batches)
+    return train(Reader().double(), loss, 40 * len(batches), 0.02)
 
 
 @pytest.mark.slow
@@ -624,13 +549,13 @@ def test_ragged_dictionaries_are_padded_tensors(structure):
     assert posterior.log_evidence == pytest.approx(expected.log_evidence, abs=1e-6)
     for got in (posterior.predict(batches), posterior.predict([(b, b["labels"]) for b in batches])):
         torch.testing.assert_close(got.probs, expected.predict(x).probs, rtol=0, atol=1e-6)
-    first = {name: value for name, value in batches[0].items() if name != "labels"}
+    first = without_labels(batches[0])
     torch.testing.assert_close(
         posterior.output_distribution(first, joint=True).covariance_matrix,
         expected.output_distribution(x[:20], joint=True).covariance_matrix,
         rtol=1e-6, atol=1e-9,
     )  # fmt: skip
-    pairs = [({k: v for k, v in b.items() if k != "labels"}, b["labels"]) for b in batches]
+    pairs = [(without_labels(batch), batch["labels"]) for batch in batches]
     options["weights"] = posterior.names
     again = Laplace(network, "classification", **options).fit(pairs)
     assert again.log_evidence == posterior.log_evidence
@@ -639,7 +564,7 @@ def test_ragged_dictionaries_are_padded_tensors(structure):
 def test_dictionaries_in_every_form(tmp_path):
     batches = sentences()
     network, batch = reader(batches), batches[0]
-    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    inputs = without_labels(batch)
     posterior = Laplace(network, "classification").fit(batch)
     assert posterior.names == ["score.weight", "score.bias"]
     same = Laplace(network, "classification", output=lambda result: result["logits"])
@@ -670,35 +595,8 @@ def test_dictionaries_in_every_form(tmp_path):
     assert whole.log_evidence == pytest.approx(posterior.log_evidence)
 
 
-class LoRA(nn.Module):
-    def __init__(self, size, outputs):
-        super().__init__()
-        self.base_layer = nn.Linear(size, outputs).requires_grad_(False)
-        self.lora_A = nn.ModuleDict({"default": nn.Linear(size, 2, bias=False)})
-        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, outputs, bias=False)})
-
-    def forward(self, x):
-        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
-
-
-def test_adapters_are_the_default_where_they_alone_are_trained():
-    torch.manual_seed(0)
-    labels = torch.arange(60) % 3
-    adapted = nn.Sequential(LoRA(2, 8), nn.Tanh(), LoRA(8, 3)).double()
-    posterior = Laplace(adapted, "classification").fit((X, labels), precision=1.0)
-    assert posterior.names == [f"{k}.lora_{m}.default.weight" for k in (0, 2) for m in "AB"]
-    headed = nn.Sequential(LoRA(2, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-    assert Laplace(headed, "classification").fit((X, labels), precision=1.0).names == [
-        "2.weight",
-        "2.bias",
-    ]
-    frozen = nn.Sequential(nn.Linear(2, 8).requires_grad_(False), nn.Linear(8, 8), nn.Linear(8, 3))
-    posterior = Laplace(frozen.double(), "classification").fit((X, labels), precision=1.0)
-    assert posterior.names == ["2.weight", "2.bias"]
-
-
 def test_a_network_with_its_data_is_fitted_as_a_gp():
-    network = trained([2, 6, 1], X, lambda f: (f[:, 0] - Y[:, 0]).square().mean())
+    network = trained([2, 6, 1], squared_errors)
     expected = Laplace(network, "regression", weights="all").fit((X, Y[:, 0]))
     weights = copy.deepcopy(network.state_dict())
     fits = []
@@ -722,7 +620,7 @@ def test_a_network_with_its_data_is_fitted_as_a_gp():
 
 
 def test_registered_priors_count_in_fits():
-    network = trained([2, 6, 1], X, lambda f: (f[:, 0] - Y[:, 0]).square().mean())
+    network = trained([2, 6, 1], squared_errors)
     noises = []
     for prior in (None, LogNormalPrior(math.log(1.0), 0.05)):
         model = LinearizedNetwork(network, train_inputs=X, train_targets=Y[:, 0])
@@ -770,7 +668,7 @@ def test_bad_inputs_are_refused_by_name():
     ):
         with pytest.raises(ArgumentError, match="not fitted"):
             call()
-    network = trained([2, 4, 1], X, lambda f: (f[:, 0] - Y[:, 0]).square().mean())
+    network = trained([2, 4, 1], squared_errors)
     posterior = Laplace(network, "regression").fit((X, Y[:, 0]))
     for call, error in (
         (lambda: posterior.output_distribution(NEW[:, :1]), (ShapeError, ArgumentError)),

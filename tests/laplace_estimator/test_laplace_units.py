@@ -13,25 +13,25 @@ from gpclml.curvature import Full, GaussianWeightPrior
 from gpclml.fit import FitWarning, fit_hyperparameters, fit_map, fit_online
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
+from network_cases import train
 
 UNITS = (1e-6, 1.0, 1e6)
 N = 150
 
 
-def trained(outputs=1, seed=0):
+def fresh(outputs=1, seed=1):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, outputs)).double()
+
+
+def trained(outputs=1):
     """A trained network with its points and targets."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     x = torch.randn(N, 2, generator=generator, dtype=torch.float64)
     y = torch.stack([x[:, 0].sin(), x[:, 1].cos()], -1)[:, :outputs]
     y = y + 0.3 * torch.randn(N, outputs, generator=generator, dtype=torch.float64)
-    torch.manual_seed(seed)
-    network = nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, outputs)).double()
-    optimizer = torch.optim.Adam(network.parameters(), 0.02)
-    for _ in range(150):
-        optimizer.zero_grad()
-        (network(x) - y).square().mean().backward()
-        optimizer.step()
-    return network, x, y
+    network = fresh(outputs, seed=0)
+    return train(network, lambda f: (f(x) - y).square().mean(), lr=0.02), x, y
 
 
 def scaled(network, unit):
@@ -86,14 +86,14 @@ def test_a_noise_that_was_given_beside_a_precision_or_frozen_stays():
     likelihood.noise_covar.raw_noise.requires_grad_(False)
     Laplace(network, likelihood).fit((x, y))  # frozen
     assert float(likelihood.noise) == pytest.approx(0.3)
-    fresh = GaussianLikelihood().double()
-    posterior = Laplace(network, fresh)
+    likelihood = GaussianLikelihood().double()
+    posterior = Laplace(network, likelihood)
     for away in (0.0, 0.5):  # a second fit, with other residuals
         with torch.no_grad():
             network[-1].bias.add_(away)
         posterior.fit((x, y), precision=1.0)
         residual = float((network(x) - y).square().mean().detach())
-        assert float(fresh.noise.detach()) == pytest.approx(residual)
+        assert float(likelihood.noise.detach()) == pytest.approx(residual)
 
 
 def test_a_bound_of_the_caller_stays_and_is_told():
@@ -118,7 +118,7 @@ def test_targets_in_other_units_than_outputs_are_told():
         Laplace(network, "regression").fit((x, torch.tensor([1, 100]) * y))
 
 
-def objective(network, unit=1.0):
+def objective(network):
     model = LinearizedNetwork(network, GaussianWeightPrior(network))
     return LaplaceMarginalLogLikelihood(GaussianLikelihood().double(), model, N, Full())
 
@@ -146,9 +146,7 @@ def test_an_evidence_that_climbs_is_told():
     fit = fit_hyperparameters(mll, x, y[:, 0], steps=3)
     assert fit.problem == "limit"
     assert "Raise steps" in fit.message
-    torch.manual_seed(1)
-    fresh = nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 1)).double()
-    online = fit_online(objective(fresh), x, y[:, 0], epochs=14, lr=0.01)
+    online = fit_online(objective(fresh()), x, y[:, 0], epochs=14, lr=0.01)
     assert online.problem == "limit"
     assert "Raise epochs" in online.message
 
@@ -159,8 +157,7 @@ def test_a_training_on_raw_units_is_told_and_its_noise_follows(unit):
     _, x, y = trained()
     target = unit * (y[:, 0] + 2)
     for fit in (fit_online, fit_map):
-        torch.manual_seed(1)
-        network = nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 1)).double()
+        network = fresh()
         mll = objective(network)
         with pytest.warns(FitWarning, match="not in the same units"):
             result = fit(mll, x, target, epochs=12)

@@ -1,14 +1,12 @@
 """Subnetworks, curvature of low rank, and data added later: against dense algebra by autograd."""
 
 import math
-from typing import Any
+import pickle
 
-import numpy as np
 import pytest
 import torch
-from gpytorch.likelihoods import MultitaskGaussianLikelihood, StudentTLikelihood
+from gpytorch.likelihoods import MultitaskGaussianLikelihood
 from torch import nn
-from torch.func import functional_call, jacrev
 
 from gpclml import (
     MLP,
@@ -20,7 +18,14 @@ from gpclml import (
 from gpclml.curvature import Full, LowRank, blocks
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.fit import fit_hyperparameters
-from gpclml.likelihoods import HeteroscedasticGaussianLikelihood, LogisticLikelihood
+from network_cases import (
+    check_sample_covariance,
+    check_twelve_digits,
+    covariance_in_long_double,
+    jacobian,
+    log_det_in_long_double,
+    train,
+)
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.rand(40, 2, generator=GENERATOR, dtype=torch.float64)
@@ -29,15 +34,9 @@ LABELS = (Y > 0.5).long() + (Y > 1.1)
 NEW = torch.rand(4, 2, generator=GENERATOR, dtype=torch.float64)
 
 
-def trained(sizes, loss, steps=150):
+def trained(sizes, loss):
     torch.manual_seed(0)
-    network = MLP(sizes).double()
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss(network(X)).backward()
-        optimizer.step()
-    return network.eval()
+    return train(MLP(sizes).double(), lambda network: loss(network(X)))
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +49,6 @@ def regressor():
     return trained([2, 8, 1], lambda f: (f[:, 0] - Y).square().mean())
 
 
-def jacobian(network, x):
-    """Rows of all outputs, ``(N, C, P)``, in the order of the parameters."""
-    parameters = {name: p.detach() for name, p in network.named_parameters()}
-    blocks = jacrev(lambda p: functional_call(network, p, (x,)))(parameters)
-    return torch.cat([block.flatten(2) for block in blocks.values()], dim=-1)
-
-
 def curvature(network, x):
     """The generalized Gauss-Newton matrix of a softmax."""
     p = network(x).detach().softmax(-1)
@@ -65,99 +57,64 @@ def curvature(network, x):
     return (rows.mT @ middle @ rows).sum(0)
 
 
-def cholesky_in_long_double(matrix):
-    """A factor with some 19 digits, which says how many of float64's are right."""
-    a = matrix.detach().numpy().astype(np.longdouble)
-    for k in range(len(a)):
-        a[k, k] = np.sqrt(a[k, k] - a[k, :k] @ a[k, :k])
-        a[k + 1 :, k] = (a[k + 1 :, k] - a[k + 1 :, :k] @ a[k, :k]) / a[k, k]
-        a[k, k + 1 :] = 0
-    return a
-
-
-def covariance_in_long_double(precision, rows):
-    """``rows precision⁻¹ rowsᵀ``."""
-    factor, solved = (
-        cholesky_in_long_double(precision),
-        rows.detach().numpy().astype(np.longdouble).T,
-    )
-    for k in range(len(factor)):
-        solved[k] = (solved[k] - factor[k, :k] @ solved[:k]) / factor[k, k]
-    return torch.tensor((solved.T @ solved).astype(np.float64))
-
-
-def test_covariances_to_twelve_digits(classifier, regressor):
-    """Of each likelihood: errors of float64 relative to the largest entry."""
-    delta = 0.7
-    heteroscedastic = nn.Sequential(regressor, nn.Linear(1, 2).double()).eval()
-    student, noises = (
-        StudentTLikelihood().double(),
-        MultitaskGaussianLikelihood(2, rank=0, has_global_noise=False).double(),
-    )
-    student.noise, noises.task_noises = 0.3, torch.tensor([0.2, 0.7], dtype=torch.float64)
-    logit = nn.Sequential(classifier, nn.Linear(3, 1).double()).eval()
-    cases = [
-        (classifier, "classification", LABELS, None),
-        (logit, LogisticLikelihood().double(), (LABELS > 0).long(), "logit"),
-        (heteroscedastic, HeteroscedasticGaussianLikelihood().double(), Y, "fisher"),
-        (regressor, student, Y, "student"),
-        (heteroscedastic, noises, torch.stack([Y, 1 - Y], 1), "noises"),
-    ]
-    for network, likelihood, target, kind in cases:
-        posterior = Laplace(network, likelihood, weights="all", structure="full")
-        posterior.fit((X, target), precision=delta)
-        rows, f = jacobian(network, X), network(X).detach()
-        fitted: Any = posterior.likelihood
-        if kind == "logit":
-            p = f.sigmoid()
-            middle = (p * (1 - p)).unsqueeze(-1)
-        elif kind == "fisher":  # 1 / variance of the mean, 1 / 2 of the log variance
-            middle = torch.diag_embed(
-                torch.stack([(-f[:, 1]).exp(), torch.full_like(f[:, 1], 0.5)], 1)
-            )
-        elif kind == "student":  # (ν + 1) / (ν + 3) of a Gaussian's
-            nu, noise = fitted.deg_free.detach(), fitted.noise.detach()
-            middle = ((nu + 1) / ((nu + 3) * noise)).reshape(1, 1, 1).expand(len(f), 1, 1)
-        elif kind == "noises":
-            middle = (1 / fitted.task_noises.detach()).diag().expand(len(f), 2, 2)
-        else:
-            p = f.softmax(-1)
-            middle = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
-        H = (rows.mT @ middle @ rows).sum(0)
-        H += delta * torch.eye(len(H), dtype=H.dtype)
-        expected = covariance_in_long_double(H, jacobian(network, NEW).flatten(0, 1))
-        covariance = posterior.output_distribution(NEW, joint=True).covariance_matrix.detach()
-        scale = posterior.covariance_scale
-        assert float((covariance / scale - expected).abs().max() / expected.abs().max()) < 1e-12
-        ratio = 2 * float(np.log(np.diag(cholesky_in_long_double(H))).sum())
-        ratio -= len(H) * math.log(delta)
-        evidence = posterior.log_marginal_likelihood()
-        squares = sum(p.detach().square().sum() for p in network.parameters())
-        density = posterior._fitted()._likelihood().log_density(f, target).sum().detach()
-        assert float(evidence) == pytest.approx(
-            float(density - 0.5 * delta * squares) - 0.5 * ratio, rel=1e-12
-        )
-
-
-def test_a_last_softmax_layer_to_twelve_digits(monkeypatch):
-    """By Woodbury's identity, which is for large layers."""
+@pytest.fixture
+def woodbury(monkeypatch):
+    """Small last layers are taken as large ones, for which Woodbury's identity is."""
     monkeypatch.setattr(blocks, "_LARGE", 10)
     torch.manual_seed(0)
+
+
+def fitted(network, data, structure="full", **options):
+    return Laplace(network, "classification", structure=structure, **options).fit(
+        data, precision=0.7
+    )
+
+
+def test_a_last_softmax_layer_by_woodburys_identity(woodbury):
     network = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 9)).double().eval()
     x, y = X[:20], torch.arange(20) % 9
-    posterior = Laplace(network, "classification", structure="full").fit((x, y), precision=0.7)
+    posterior = fitted(network, (x, y))
     assert type(posterior._fitted().curvature).__name__ == "LastSoftmax"
     H = curvature(network, x)[15:, 15:]
     H += 0.7 * torch.eye(len(H), dtype=H.dtype)
     rows = jacobian(network, NEW).flatten(0, 1)[:, 15:]
-    expected = covariance_in_long_double(H, rows)
-    joint = posterior.output_distribution(NEW, joint=True).covariance_matrix.detach()
-    assert float((joint - expected).abs().max() / expected.abs().max()) < 1e-12
-    ratio = 2 * float(np.log(np.diag(cholesky_in_long_double(H))).sum())
+    joint = posterior.output_distribution(NEW, joint=True).covariance_matrix
+    check_twelve_digits(joint, covariance_in_long_double(H, rows))
     squares = sum(p.detach().square().sum() for p in network[2].parameters())
     density = -nn.functional.cross_entropy(network(x), y, reduction="sum").item()
-    nats = density - 0.5 * (0.7 * float(squares) + ratio - len(H) * math.log(0.7))
-    assert posterior.log_evidence == pytest.approx(nats, rel=1e-12)
+    ratio = log_det_in_long_double(H) - len(H) * math.log(0.7)
+    expected = density - 0.5 * (0.7 * float(squares) + ratio)
+    assert posterior.log_evidence == pytest.approx(expected, rel=1e-12)
+
+    data = [(x[:7], y[:7]), (x[7:], y[7:])]
+    batches, dense = (
+        fitted(network, data, structure, by="parameter")
+        for structure in ("full", Full("parameters"))
+    )
+    assert batches.log_evidence == pytest.approx(expected, abs=1e-9)
+    numbers = torch.tensor([0.3, 5.0], dtype=torch.float64, requires_grad=True)
+    values = [p.log_marginal_likelihood(numbers) for p in (batches, dense)]
+    slopes = [torch.autograd.grad(value, numbers)[0] for value in values]
+    torch.testing.assert_close(*values, rtol=1e-11, atol=0)
+    torch.testing.assert_close(*slopes, rtol=1e-9, atol=0)
+    pairs = [p.output_distribution(NEW).covariance_matrix for p in (batches, dense)]
+    torch.testing.assert_close(*pairs, rtol=1e-9, atol=1e-12)
+    draws = posterior.sample_outputs(NEW[:2], 4000, seed=0).flatten(1)
+    check_sample_covariance(draws, joint[:18, :18])
+    again = pickle.loads(pickle.dumps(posterior))
+    assert torch.equal(again.predict(x).probs, posterior.predict(x).probs)
+
+
+def test_a_last_softmax_layer_beside_other_weights_has_its_matrix(woodbury):
+    """A parameter that comes after the last layer's weight is its bias only if it is one."""
+    network = nn.Sequential(nn.Embedding(5, 4), nn.Tanh(), nn.Linear(4, 9, bias=False)).double()
+    data = torch.arange(15) % 5, torch.arange(15) % 9
+    posterior, dense = (
+        fitted(network, data, structure, weights="all")
+        for structure in ("full", Full("parameters"))
+    )
+    assert posterior.log_evidence == pytest.approx(dense.log_evidence, abs=1e-9)
+    torch.testing.assert_close(posterior.predict(data[0]).probs, dense.predict(data[0]).probs)
 
 
 def chosen_weights(network, count=15):
@@ -180,9 +137,8 @@ def test_subnetworks(classifier, structure, form, tmp_path):
     H = H if structure == "full" else H.diagonal().diag()
     precision = H + delta * torch.eye(len(index), dtype=H.dtype)
     rows = jacobian(classifier, NEW).flatten(0, 1)[:, index]
-    expected = covariance_in_long_double(precision, rows)
     joint = posterior.output_distribution(NEW, joint=True).covariance_matrix
-    assert float((joint - expected).abs().max() / expected.abs().max()) < 1e-12
+    check_twelve_digits(joint, covariance_in_long_double(precision, rows))
     torch.testing.assert_close(
         posterior.output_distribution(NEW).variance, joint.diagonal().view(4, 3)
     )
@@ -192,19 +148,15 @@ def test_subnetworks(classifier, structure, form, tmp_path):
     assert posterior.log_evidence == pytest.approx(nats, rel=1e-10)
 
     draws = posterior.sample_weights(4000, seed=1)
-    others = dict(classifier.named_parameters())
     away = torch.cat(
         [
-            (draws[name] - p.detach() if name in draws else p.new_zeros(4000, *p.shape)).flatten(1)
-            for name, p in others.items()
+            (draws.get(name, p.expand(4000, *p.shape)) - p).detach().flatten(1)
+            for name, p in classifier.named_parameters()
         ],
         dim=1,
     )
     assert float(away[:, ~mask].abs().max()) == 0
-    covariance = torch.linalg.inv(precision)
-    size = covariance.diagonal().sqrt()
-    error = (torch.cov(away[:, index].mT) - covariance) / torch.outer(size, size)
-    assert float(error.abs().max()) < 0.1
+    check_sample_covariance(away[:, index], torch.linalg.inv(precision), 0.1)
     x = NEW[:2].clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: posterior.output_distribution(x).variance, (x,))
     posterior.save(tmp_path / "posterior.pt")
@@ -222,10 +174,10 @@ def test_subnetworks_search_the_evidence_alike_in_batches_and_layers():
     points = X.unsqueeze(1)
     index = chosen_weights(network, 12)
     whole, batches = (
-        Laplace(network, "classification", weights=index, structure="full", by=by).fit(data)
-        for by, data in (
-            ("layer", (points, LABELS)),
-            ("layer", [(points[:15], LABELS[:15]), (points[15:], LABELS[15:])]),
+        Laplace(network, "classification", weights=index, structure="full").fit(data)
+        for data in (
+            (points, LABELS),
+            [(points[:15], LABELS[:15]), (points[15:], LABELS[15:])],
         )
     )
     assert whole.log_evidence == pytest.approx(batches.log_evidence, rel=1e-10)
@@ -266,8 +218,7 @@ def test_low_rank(classifier):
     precision = H + 0.5 * torch.eye(len(H), dtype=H.dtype)
     rows = jacobian(classifier, NEW).flatten(0, 1)
     covariance = low.output_distribution(NEW, joint=True).covariance_matrix
-    expected = covariance_in_long_double(precision, rows)
-    assert float((covariance - expected).abs().max() / expected.abs().max()) < 1e-12
+    check_twelve_digits(covariance, covariance_in_long_double(precision, rows))
     assert low.log_evidence > full.log_evidence
     assert bool((covariance.diagonal() >= pairs[1].diagonal()).all())
     # Of several batches what is left out is little more.
@@ -357,7 +308,6 @@ def test_numbers_have_all_their_digits(regressor):
     assert float(posterior.log_marginal_likelihood(0.1)) == float(
         posterior.log_marginal_likelihood(exact)
     )
-    name = posterior.names[0]
-    assert float(posterior.log_marginal_likelihood({name: 0.1}, 0.3)) == float(
-        posterior.log_marginal_likelihood({name: exact}, torch.tensor(0.3, dtype=torch.float64))
+    assert float(posterior.log_marginal_likelihood(noise=0.1)) == float(
+        posterior.log_marginal_likelihood(noise=exact)
     )

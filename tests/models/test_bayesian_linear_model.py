@@ -10,7 +10,6 @@ import torch
 from botorch.fit import fit_gpytorch_mll
 
 import reference
-from benchmarks.evidence.ledger.fourier import fourier_data
 from gpclml.conditioning import LastPoints
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.evaluation import (
@@ -19,7 +18,7 @@ from gpclml.evaluation import (
 )
 from gpclml.fit import fit_mll
 from gpclml.inference import evaluating, exact_posterior
-from gpclml.kernels import FourierFeatures, PolynomialFeatures, RandomFourierFeatures
+from gpclml.kernels import PolynomialFeatures, RandomFourierFeatures
 from gpclml.linalg.gaussians import DualGaussian, FullFamily, FullGaussian
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LinearEvidenceLowerBound
 from gpclml.models import BayesianLinearModel
@@ -48,36 +47,6 @@ def constant_mean(value: float = 0.7):
     mean = gpytorch.means.ConstantMean()
     mean.constant.data.fill_(value)
     return mean
-
-
-# --- Published figures ---
-
-
-@pytest.fixture(scope="module")
-def fourier():
-    """The authors' data, drawn anew by their seeds."""
-    x, y, _ = fourier_data(15, 6, 500)
-    return torch.tensor(x), torch.tensor(y)
-
-
-def fourier_model(data, n: int, degree: int, decaying: bool = False) -> BayesianLinearModel:
-    d = torch.arange(1, degree + 1, dtype=torch.float64).repeat(2)
-    variance = 1 / d**2 if decaying else 1.0
-    x, y = data[0][:n], data[1][:n]
-    return BayesianLinearModel(x, y, FourierFeatures(degree), prior_variance=variance, noise=0.01)
-
-
-@pytest.mark.slow
-def test_the_larger_fourier_model_overtakes_near_297_points(fourier):
-    generator = torch.Generator().manual_seed(0)
-    orders = torch.stack([torch.randperm(500, generator=generator) for _ in range(200)])
-    small, large = (learning_curve(fourier_model(fourier, 500, d), orders) for d in (3, 9))
-    differences = (large - small).cumsum(-1)
-    mean, error = differences.mean(0), differences.std(0) / math.sqrt(len(orders))
-    assert mean[199] < -4 * error[199]
-    assert abs(mean[296]) < 4 * error[296]
-    assert mean[399] > 4 * error[399]
-    assert abs(int(mean.argmin()) - 55) < 12
 
 
 # --- The same model by other roads ---
