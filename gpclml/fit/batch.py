@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import gpytorch
@@ -25,7 +25,7 @@ from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit.deep_kernel import warm_start_fresh_models
 from gpclml.fit.mll import stopped_after
 from gpclml.fit.result import FitResult, FitWarning
-from gpclml.fit.search import frozen, objective
+from gpclml.fit.search import objective
 from gpclml.fit.train import STEPS, Training, limits_of, non_finite, optimizer_factory
 from gpclml.inference.observations import Observations, training_observations
 from gpclml.kernels.networks import StackedNetwork
@@ -73,7 +73,6 @@ def fit_batch(
     *,
     steps: int | None = None,
     lr: float = 0.01,
-    freeze: Iterable[str] = (),
     progress: bool | None = None,
 ) -> list[FitResult]:
     """Fits each model as :func:`gpclml.fit.fit_mll` would alone, all in the same steps.
@@ -93,7 +92,6 @@ def fit_batch(
             search, no norms over parameters).
         steps: Number of steps; 300 if None.
         lr: Learning rate.
-        freeze: Names or name prefixes of parameters that stay as they are, in every model.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
@@ -105,7 +103,6 @@ def fit_batch(
         ArgumentError: If there is no objective, one comes twice, or an option is out of range.
         UnsupportedError: If the models cannot be stacked, if their stack computes other values, if
             an objective asks for conjugate gradients, or the optimizer is ``"lbfgs"``.
-        UnknownNameError: If a name to freeze matches no parameter.
 
     Note:
         A step has the overhead of one single step, and k times the floating-point operations.
@@ -123,49 +120,45 @@ def fit_batch(
     check_positive(lr=lr)
     factory = optimizer_factory(optimizer)
     if factory is None:
-        suggestion = "Fit the models one by one with fit_mll."
-        raise UnsupportedError("optimizer", optimizer, "one that takes steps", suggestion)
+        raise UnsupportedError("optimizer", optimizer, "one that takes steps", _ONE_BY_ONE)
     _check_members(mlls)
-    start, names = time.perf_counter(), list(freeze)
-    messages: dict[int, str] = {}  # of members that are stopped
-    histories: list[list[float]] = [[] for _ in mlls]
-    with contextlib.ExitStack() as stack:
-        for index, mll in enumerate(mlls):
-            warm_start_fresh_models(mll)
-            mll.train()
-            stack.enter_context(frozen(mll, names))
-            try:
-                with torch.no_grad():
-                    fixed_loss(mll)
-            except (NanError, NotPSDError) as error:
-                messages[index] = str(error)
-        able = [index for index in range(len(mlls)) if index not in messages]
-        # One that cannot be evaluated at its start would take the whole stack along.
-        if able:
-            batch = _Batch([mlls[i] for i in able], lambda parameters: factory(parameters, lr=lr))
-            try:
-                Training().run(
-                    batch.step, steps or STEPS, callback=lambda _: {"models": len(batch.active)},
-                    desc="fit", progress=progress,
-                )  # fmt: skip
-                batch.evaluate()  # what the last step led to must be usable too
-            finally:
-                batch.write_back()
-            messages |= {able[row]: str(error) for row, error in batch.faults.items()}
-            for index, history in zip(able, batch.histories, strict=True):
-                histories[index] = history
+    start = time.perf_counter()
+    faults: dict[int, Exception] = {}  # of members that are stopped
+    histories: dict[int, list[float]] = {}
+    for index, mll in enumerate(mlls):
+        warm_start_fresh_models(mll)
+        mll.train()
+        try:
+            with torch.no_grad():
+                fixed_loss(mll)
+        except (NanError, NotPSDError) as error:
+            faults[index] = error
+    able = [index for index in range(len(mlls)) if index not in faults]
+    # One that cannot be evaluated at its start would take the whole stack along.
+    if able:
+        batch = _Batch([mlls[index] for index in able], partial(factory, lr=lr))
+        try:
+            Training().run(
+                batch.step, steps or STEPS, callback=lambda _: {"models": len(batch.active)},
+                desc="fit", progress=progress,
+            )  # fmt: skip
+            batch.evaluate()  # what the last step led to must be usable too
+        finally:
+            batch.write_back()
+        faults |= {able[row]: error for row, error in batch.faults.items()}
+        histories = dict(zip(able, batch.histories, strict=True))
     seconds = (time.perf_counter() - start) / len(mlls)
     results = []
-    for index, (mll, history) in enumerate(zip(mlls, histories, strict=True)):
-        message = stopped_after(len(history), messages[index]) if index in messages else ""
-        value = objective(mll)
-        mll.eval()
+    for index, mll in enumerate(mlls):
+        history, fault = histories.get(index, []), faults.get(index)
+        message = stopped_after(len(history), fault) if fault else ""
         if message:
             warnings.warn(message, FitWarning, stacklevel=callers_level())
         result = FitResult(
-            objective=value, history=history, seconds=seconds, message=message,
+            objective=objective(mll), history=history, seconds=seconds, message=message,
             problem="stopped" if message else "",
         )  # fmt: skip
+        mll.eval()
         results.append(result)
     return results
 
@@ -205,13 +198,14 @@ class _Batch:
         self._blocks: dict[int, list[Tensor]] = {}
         self._stack = ModelStack([cast(ExactGP, mll.model) for mll in mlls])
         self._check_stack()
-        self._parameters = list(self._stack.parameters)
+        names, limits = {id(p): name for name, p in mlls[0].named_parameters()}, limits_of(mlls[0])
+        pairs = [(stacked, names[id(tensors[0])]) for stacked, tensors in self._stack.trained]
+        self._parameters = [stacked for stacked, _ in pairs]
+        self._names = [name for _, name in pairs]
+        self._limits = [limits.get(name) for name in self._names]
         # Those that a member keeps if it fails at once.
         self._last_good = [p.detach().clone() for p in self._parameters]
         self._optimizer = make_optimizer(self._parameters)
-        names, limits = {id(p): name for name, p in mlls[0].named_parameters()}, limits_of(mlls[0])
-        self._names = [names[id(p)] for p in self._stack.parameters.values()]
-        self._limits = [limits.get(name) for name in self._names]
 
     @property
     def active(self) -> list[int]:
@@ -244,7 +238,7 @@ class _Batch:
                 self._optimizer.zero_grad()
                 data = training_observations(self._stack.model)
                 blocks = [self._draw(row, data.member(row)) for row in range(len(self._mlls))]
-                values = member_objectives(self._mlls, self._stack.model, data, blocks)
+                values = member_objectives(self._stack.model, data, blocks)
                 (-values.sum()).backward()
             except (NanError, NotPSDError):
                 if not self._find_faults_alone():
@@ -324,10 +318,9 @@ class _Batch:
                 ("residual", member.residual, alone.residual),
             ):
                 # Batched products round otherwise than single ones.
-                tolerance = 1e3 * torch.finfo(stacked.dtype).eps * float(single.abs().max())
-                if stacked.shape != single.shape or not bool(
-                    (stacked - single).abs().max() <= tolerance
-                ):
+                atol = 1e3 * torch.finfo(stacked.dtype).eps * float(single.abs().max())
+                same = stacked.shape == single.shape
+                if not same or not torch.allclose(stacked, single, rtol=0.0, atol=atol):
                     got = f"another {name} in the stack than alone"
                     raise UnsupportedError("mlls", got, expected, _ONE_BY_ONE)
 
@@ -357,9 +350,9 @@ class ModelStack:
         self.model.set_train_data(columns, targets, strict=False)
 
     @property
-    def parameters(self) -> dict[torch.nn.Parameter, Tensor]:
-        """The trainable parameters of the stack, ``(k, ...)`` each, with those of the first."""
-        return {stacked: tensors[0] for stacked, tensors in self._pairs if stacked.requires_grad}
+    def trained(self) -> list[tuple[torch.nn.Parameter, list[Tensor]]]:
+        """The trainable parameters of the stack, ``(k, ...)`` each, with those of the models."""
+        return [pair for pair in self._pairs if pair[0].requires_grad]
 
     @torch.no_grad()
     def write_back(self) -> None:
@@ -401,26 +394,25 @@ class ModelStack:
                 self._stack(child, children)
                 continue
             if id(child) not in self._done:  # a network may be that of kernel and mean
-                self._done[id(child)] = self._stacked_network(children)
+                named = {
+                    name: [cast(Tensor, network.get_parameter(name)) for network in children]
+                    for name, _ in child.named_parameters()
+                }
+                for tensors in named.values():
+                    _stacked(tensors)  # of one shape
+                network = self._done[id(child)] = StackedNetwork(children)
+                for key, parameter in network.named_stacks():
+                    parameter.requires_grad_(_all_trainable(named[key]))
+                    self._pairs.append((parameter, named[key]))
             setattr(target, name, self._done[id(child)])
-
-    def _stacked_network(self, networks: Sequence[torch.nn.Module]) -> StackedNetwork:
-        for name, _ in networks[0].named_parameters():
-            _stacked([network.get_parameter(name) for network in networks])  # of one shape
-        stacked = StackedNetwork(networks)
-        for name, parameter in stacked.named_stacks():
-            tensors = [cast(Tensor, network.get_parameter(name)) for network in networks]
-            parameter.requires_grad_(_all_trainable(tensors))
-            self._pairs.append((parameter, tensors))
-        return stacked
 
 
 def _is_network(module: torch.nn.Module) -> bool:
     """Whether it is plain torch with parameters: GPyTorch's modules take a batch themselves."""
-    containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
+    if isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict):
+        return False
     has_gpytorch = any(isinstance(child, gpytorch.Module) for child in module.modules())
-    plain = not has_gpytorch and not isinstance(module, containers)
-    return plain and any(True for _ in module.parameters())
+    return not has_gpytorch and any(True for _ in module.parameters())
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:

@@ -186,7 +186,6 @@ def test_the_deep_kernel_is_trained_where_held_out_data_support_it():
     assert result.chosen > 0
     assert result.message == ""
     assert result.gains[result.chosen] > result.standard_errors[result.chosen]
-    assert result.error_gains[result.chosen] >= 0
     assert densities(mll, new_x, new_y).mean() > start + 0.2
     assert all(parameter.requires_grad for parameter in mll.parameters())
     assert not mll.training
@@ -217,8 +216,7 @@ def test_it_is_the_ard_gp_where_they_do_not():
     result = fit_networks(mll, steps=40, progress=False)
     assert result.chosen == 0
     assert result.steps[:2] == [0, 0]
-    assert result.gains[0] == result.standard_errors[0] == result.error_gains[0] == 0
-    assert result.num_held_out[0] == 60
+    assert result.gains[0] == result.standard_errors[0] == 0
     plain = regression(x, y, LastPoints(0), kernel="rbf")
     fit_mll(plain, progress=False)
     new_x, new_y = noise_data(seed=1)
@@ -299,7 +297,6 @@ def test_bad_arguments():
         (batch, {}, UnsupportedError, "batch"),
         (cold, {"steps": 0}, ArgumentError, "steps"),
         (cold, {"lr": 0.0}, ArgumentError, "lr"),
-        (cold, {"n_splits": 1}, ArgumentError, "n_splits"),
     ):
         with pytest.raises(error, match=match):
             fit_networks(mll, progress=False, **options)
