@@ -213,28 +213,18 @@ def test_gradients_in_hyperparameters_and_an_augmentation(structure, outputs, he
         mll, _, _ = objective(
             "gaussian of two", structure, hessian=hessian, outputs=outputs, temperature=temperature
         )
-        turned = torch.stack(
-            [
-                angle.cos() * x[:, 0] - angle.sin() * x[:, 1],
-                angle.sin() * x[:, 0] + angle.cos() * x[:, 1],
-            ],
-            dim=-1,
-        )
+        turned = x @ torch.stack([angle.cos(), angle.sin(), -angle.sin(), angle.cos()]).view(2, 2)
         del mll.model.prior.log_precision, mll.likelihood.noise_covar.raw_noise
         mll.model.prior.log_precision = log_precision
         mll.likelihood.noise_covar.raw_noise = raw_noise
         return mll(mll.model(turned), target)
 
-    inputs = (
-        torch.tensor(0.3).double().requires_grad_(),
-        mll.model.prior.log_precision.detach().clone().requires_grad_(),
-        mll.likelihood.noise_covar.raw_noise.detach().clone().requires_grad_(),
-        torch.tensor(1.2).double().requires_grad_(),
-    )
+    angle, temperature = torch.tensor([0.3, 1.2]).double()
+    raw_noise = mll.likelihood.noise_covar.raw_noise
+    inputs = angle, mll.model.prior.log_precision, raw_noise, temperature
+    inputs = [value.detach().clone().requires_grad_() for value in inputs]
     assert torch.autograd.gradcheck(function, inputs, atol=1e-6)
-    assert all(
-        torch.equal(a, b) for a, b in zip(weights, mll.model.network.parameters(), strict=True)
-    )
+    assert all(map(torch.equal, weights, mll.model.network.parameters()))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -292,51 +282,33 @@ def test_bad_input():
         with pytest.raises(error, match=text):
             objective("softmax", **options)
     mll, x, target = objective("softmax")
+    for made, outputs, error, text in (
+        (gpytorch.likelihoods.BetaLikelihood(), 3, UnsupportedError, "BetaLikelihood"),
+        (SoftmaxLikelihood(3, 3), 3, UnsupportedError, "mixing_weights=False"),
+        (softmax(), None, UnsupportedError, "expected LinearizedNetwork"),
+        (softmax(), 4, ShapeError, "4 outputs"),
+        (BernoulliLikelihood(), 4, ShapeError, "as it is binary"),
+        (BernoulliLikelihood(), 1, ArgumentError, "zeros and ones"),
+    ):
+        model = LinearizedNetwork(network(outputs)) if outputs else network()
+        with pytest.raises(error, match=text):
+            LaplaceMarginalLogLikelihood(made, model, N)(model(x), target)
     with pytest.raises(ArgumentError, match="24 points, expected at most num_data = 12"):
         mll(mll.model(x.repeat(2, 1)), target.repeat(2))
-    with pytest.raises(ArgumentError, match="integers from 0 to 2"):
-        mll(mll.model(x), target + 1)
+    for given in (target + 1, target.double(), target > 0):
+        with pytest.raises(ArgumentError, match=r"target: got .*integers from 0 to 2"):
+            mll(mll.model(x), given)
     with pytest.raises(ShapeError, match="target"):
         mll(mll.model(x), target[1:])
-    four = LinearizedNetwork(network(4))
-    with pytest.raises(ShapeError, match="4 outputs"):
-        LaplaceMarginalLogLikelihood(softmax(), four, N)(four(x), target)
-    with pytest.raises(ShapeError, match="as it is binary"):
-        LaplaceMarginalLogLikelihood(BernoulliLikelihood(), four, N)(four(x), target)
-    single = LinearizedNetwork(network(1))
-    with pytest.raises(ArgumentError, match="zeros and ones"):
-        LaplaceMarginalLogLikelihood(BernoulliLikelihood(), single, N)(single(x), target)
     flat = LinearizedNetwork(torch.nn.Sequential(*network(), torch.nn.Flatten(0)))
     with pytest.raises(ShapeError, match="network"):
         flat(x)
-
-
-def test_other_likelihoods_and_models():
-    model = LinearizedNetwork(network())
-    with pytest.raises(UnsupportedError, match="BetaLikelihood"):
-        LaplaceMarginalLogLikelihood(gpytorch.likelihoods.BetaLikelihood(), model, N)
-    mixed = SoftmaxLikelihood(num_classes=3, num_features=3)
-    with pytest.raises(UnsupportedError, match="mixing_weights=False"):
-        LaplaceMarginalLogLikelihood(mixed, model, N)
-    with pytest.raises(UnsupportedError, match="expected LinearizedNetwork"):
-        LaplaceMarginalLogLikelihood(softmax(), network(), N)
-
-
-def test_targets_that_are_not_finite_are_refused():
-    model = LinearizedNetwork(network(1))
-    mll = LaplaceMarginalLogLikelihood(gaussian(), model, 6, Full())
-    x, target = drawn(6, 2), drawn(6, seed=1)
+    mll, x, target = objective("gaussian")
+    target = target.clone()
     target[2] = math.nan
-    for value in (lambda: mll(model(x), target), lambda: mll.log_joint(model(x), target)):
-        with pytest.raises(
-            NonFiniteError, match=r"target: got 1 of 6 values not finite.*leave points"
-        ):
-            value()
-    likelihood, model = softmax(), LinearizedNetwork(network())
-    mll = LaplaceMarginalLogLikelihood(likelihood, model, 6, Full())
-    for classes in (target, target > 0, torch.tensor([0, 1, 2, 3, 0, 1])):
-        with pytest.raises(ArgumentError, match=r"target: got .*integers from 0 to 2"):
-            mll(model(x), classes)
+    for value in (mll, mll.log_joint):
+        with pytest.raises(NonFiniteError, match=r"got 1 of 12 values not finite.*leave points"):
+            value(mll.model(x), target)
 
 
 def test_weights_that_changed_after_the_curvature_was_computed():
