@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import gpytorch
 import torch
@@ -152,14 +152,14 @@ def fit_batch(
     for index, mll in enumerate(mlls):
         history, fault = histories.get(index, []), faults.get(index)
         message = stopped_after(len(history), fault) if fault else ""
-        if message:
-            warnings.warn(message, FitWarning, stacklevel=callers_level())
         result = FitResult(
             objective=objective(mll), history=history, seconds=seconds, message=message,
             problem="stopped" if message else "",
         )  # fmt: skip
-        mll.eval()
         results.append(result)
+        mll.eval()
+        if message:
+            warnings.warn(message, FitWarning, stacklevel=callers_level())
     return results
 
 
@@ -196,12 +196,12 @@ class _Batch:
         self.histories: list[list[float]] = [[] for _ in mlls]
         self.faults: dict[int, Exception] = {}
         self._blocks: dict[int, list[Tensor]] = {}
-        self._stack = ModelStack([cast(ExactGP, mll.model) for mll in mlls])
+        self._model, self._pairs = _stacked_model([cast(ExactGP, mll.model) for mll in mlls])
         self._check_stack()
         names, limits = {id(p): name for name, p in mlls[0].named_parameters()}, limits_of(mlls[0])
-        pairs = [(stacked, names[id(tensors[0])]) for stacked, tensors in self._stack.trained]
-        self._parameters = [stacked for stacked, _ in pairs]
-        self._names = [name for _, name in pairs]
+        trained = {stacked: tensors for stacked, tensors in self._pairs if stacked.requires_grad}
+        self._parameters = list(trained)
+        self._names = [names[id(tensors[0])] for tensors in trained.values()]
         self._limits = [limits.get(name) for name in self._names]
         # Those that a member keeps if it fails at once.
         self._last_good = [p.detach().clone() for p in self._parameters]
@@ -236,9 +236,9 @@ class _Batch:
         while self.active:
             try:
                 self._optimizer.zero_grad()
-                data = training_observations(self._stack.model)
+                data = training_observations(self._model)
                 blocks = [self._draw(row, data.member(row)) for row in range(len(self._mlls))]
-                values = member_objectives(self._stack.model, data, blocks)
+                values = member_objectives(self._model, data, blocks)
                 (-values.sum()).backward()
             except (NanError, NotPSDError):
                 if not self._find_faults_alone():
@@ -249,10 +249,13 @@ class _Batch:
             self._last_good = [p.detach().clone() for p in self._parameters]
             return
 
+    @torch.no_grad()
     def write_back(self) -> None:
         """Copies the parameters of all members to their models."""
         self._put_back()
-        self._stack.write_back()
+        for stacked, tensors in self._pairs:
+            for tensor, value in zip(tensors, stacked, strict=True):
+                tensor.copy_(value)
 
     @torch.no_grad()
     def _put_back(self) -> None:
@@ -308,7 +311,7 @@ class _Batch:
         """A stack must be the same models: modules of others may not take a batch so."""
         expected = "models that GPyTorch can batch"
         try:
-            together = training_observations(self._stack.model)
+            together = training_observations(self._model)
         except RuntimeError as error:
             raise UnsupportedError("mlls", str(error), expected, _ONE_BY_ONE) from error
         for row, mll in enumerate(self._mlls):
@@ -325,59 +328,39 @@ class _Batch:
                     raise UnsupportedError("mlls", got, expected, _ONE_BY_ONE)
 
 
-class ModelStack:
-    """Exact GPs of one build and size, in train mode, stacked along a batch dimension in front.
+def _stacked_model(
+    models: Sequence[ExactGP],
+) -> tuple[ExactGP, list[tuple[torch.nn.Parameter, list[Tensor]]]]:
+    """Exact GPs of one build and size, in train mode, as one with a batch dimension in front.
 
     Hyperparameters get the shapes that GPyTorch's batch modules have, a network becomes a
-    :class:`~gpclml.kernels.networks.StackedNetwork`. The stack has parameters of its tensors, which
-    :meth:`write_back` copies to the models.
+    :class:`~gpclml.kernels.networks.StackedNetwork`. The stack has parameters of its own, ``(k,
+    ...)``, which come with those of the models.
     """
+    kinds = [{name: type(m) for name, m in model.named_modules()} for model in models]
+    for kind in kinds[1:]:
+        for name, module in kinds[0].items():
+            if kind.get(name) is not module:
+                raise _unlike(f"modules of different classes at the same place, {name}")
+    pairs: list[tuple[torch.nn.Parameter, list[Tensor]]] = []
+    done: dict[int, torch.nn.Module] = {}
 
-    def __init__(self, models: Sequence[ExactGP]) -> None:
-        kinds = [{name: type(m) for name, m in model.named_modules()} for model in models]
-        for kind in kinds[1:]:
-            for name, module in kinds[0].items():
-                if kind.get(name) is not module:
-                    raise _unlike(f"modules of different classes at the same place, {name}")
-        self._count = len(models)
-        self._pairs: list[tuple[torch.nn.Parameter, list[Tensor]]] = []
-        self._done: dict[int, torch.nn.Module] = {}
-        self.model: Any = copy.deepcopy(models[0])
-        self._stack(self.model, models)
-        inputs = [cast(tuple[Tensor, ...], model.train_inputs) for model in models]
-        columns = tuple(_stacked(column) for column in zip(*inputs, strict=True))
-        targets = _stacked([cast(Tensor, model.train_targets) for model in models])
-        self.model.set_train_data(columns, targets, strict=False)
-
-    @property
-    def trained(self) -> list[tuple[torch.nn.Parameter, list[Tensor]]]:
-        """The trainable parameters of the stack, ``(k, ...)`` each, with those of the models."""
-        return [pair for pair in self._pairs if pair[0].requires_grad]
-
-    @torch.no_grad()
-    def write_back(self) -> None:
-        """Copies the parameters of all members to their models."""
-        for stacked, tensors in self._pairs:
-            for tensor, value in zip(tensors, stacked, strict=True):
-                tensor.copy_(value)
-
-    def _stack(self, target: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> None:
+    def stack(target: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> None:
         """Puts the stacked parameters of the modules into the target, and into its children."""
-        if id(target) in self._done:
+        if id(target) in done:
             return
-        self._done[id(target)] = target
+        done[id(target)] = target
         # Priors and constraints have no batch: one stands for all, and must be the same.
         if isinstance(target, (Prior, Interval)):
             state = target.state_dict()
-            for module in modules:
-                other = module.state_dict()
+            for other in (module.state_dict() for module in modules):
                 if not all(torch.equal(value, other[name]) for name, value in state.items()):
                     raise _unlike(f"{type(target).__name__} with different values")
             return
         for name, _ in list(target.named_parameters(recurse=False)):
             tensors = [cast(Tensor, getattr(module, name)) for module in modules]
             stacked = torch.nn.Parameter(_stacked(tensors), requires_grad=_all_trainable(tensors))
-            self._pairs.append((stacked, tensors))
+            pairs.append((stacked, tensors))
             target.register_parameter(name, stacked)
         for name, buffer in list(target.named_buffers(recurse=False)):
             tensors = [cast(Tensor, getattr(module, name)) for module in modules]
@@ -387,24 +370,32 @@ class ModelStack:
                 raise _unlike(f"buffers {name} of {type(target).__name__}")
         # The registered shapes above have the batch in front, as those of a kernel made for one.
         if isinstance(target, Kernel):
-            target.batch_shape = torch.Size([self._count, *target._batch_shape])
+            target.batch_shape = torch.Size([len(models), *target._batch_shape])
         for name, child in list(target.named_children()):
             children = [module.get_submodule(name) for module in modules]
             if not _is_network(child):
-                self._stack(child, children)
+                stack(child, children)
                 continue
-            if id(child) not in self._done:  # a network may be that of kernel and mean
+            if id(child) not in done:  # a network may be that of kernel and mean
                 named = {
                     name: [cast(Tensor, network.get_parameter(name)) for network in children]
                     for name, _ in child.named_parameters()
                 }
                 for tensors in named.values():
                     _stacked(tensors)  # of one shape
-                network = self._done[id(child)] = StackedNetwork(children)
+                network = done[id(child)] = StackedNetwork(children)
                 for key, parameter in network.named_stacks():
                     parameter.requires_grad_(_all_trainable(named[key]))
-                    self._pairs.append((parameter, named[key]))
-            setattr(target, name, self._done[id(child)])
+                    pairs.append((parameter, named[key]))
+            setattr(target, name, done[id(child)])
+
+    model = copy.deepcopy(models[0])
+    stack(model, models)
+    inputs = [cast(tuple[Tensor, ...], model.train_inputs) for model in models]
+    columns = tuple(_stacked(column) for column in zip(*inputs, strict=True))
+    targets = _stacked([cast(Tensor, model.train_targets) for model in models])
+    model.set_train_data(columns, targets, strict=False)
+    return model, pairs
 
 
 def _is_network(module: torch.nn.Module) -> bool:

@@ -167,7 +167,7 @@ class _NetworkTraining:
                 if whole is not None:
                     value = whole()
                 else:
-                    values = [mll.evidence_of(x, y)() * len(x) for x, y in self.data.estimates()]
+                    values = [mll.evidence_of(x, y)() * len(x) for x, y in self.data]
                     value = torch.stack(values).sum() / mll.num_data
         check_finite("evidence", value, "Lower hyper_lr.")
         self.course.note(float(value))
@@ -182,11 +182,10 @@ def _step_uphill(
     leaves = optimizer.param_groups[0]["params"]
     for leaf, gradient in zip(leaves, gradients_of(-value, leaves, log_noise), strict=True):
         leaf.grad = gradient
-    if log_noise is None:
-        optimizer.step()
-    else:
+    if log_noise is not None:
         log_noise.read()
-        optimizer.step()
+    optimizer.step()
+    if log_noise is not None:
         log_noise.write()
 
 

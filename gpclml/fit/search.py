@@ -7,6 +7,7 @@ Positive hyperparameters enter the vector by their logarithms. :func:`line_searc
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import threading
 import time
@@ -194,8 +195,10 @@ class Vector:
             [piece.view(values.shape) for piece, values in zip(pieces, self._values, strict=True)]
             for pieces in (self._raw.split(self._sizes), self._raw_slope.split(self._sizes))
         )
+        stops = zip(self._named, self._sizes, itertools.accumulate(self._sizes), strict=True)
+        self._slices = {name: slice(stop - size, stop) for name, size, stop in stops}
         self._raw_box = numpy.array([[-math.inf], [math.inf]]).repeat(sum(self._sizes), axis=1)
-        for name, index in self._slices():
+        for name, index in self._slices.items():
             for row, bound in zip(self._raw_box, bounds.get(name, ()), strict=False):
                 if bound is not None:
                     whole = torch.as_tensor(bound, dtype=torch.float64)
@@ -232,7 +235,7 @@ class Vector:
         _FOREACH._foreach_copy_(self._slope_pieces, self._gradients)
         slope = self._chain(numbers(self._raw_slope), raw)
         if not (math.isfinite(value) and numpy.isfinite(slope).all()):
-            bad = [name for name, at in self._slices() if not numpy.isfinite(slope[at]).all()]
+            bad = [key for key, at in self._slices.items() if not numpy.isfinite(slope[at]).all()]
             raise non_finite(value, bad)
         if value < self.lowest:
             self.lowest, self.best, self._slope = value, point.copy(), slope
@@ -274,11 +277,6 @@ class Vector:
         _FOREACH._foreach_copy_(self._values, self._pieces)
         return raw
 
-    def _slices(self) -> Iterator[tuple[str, slice]]:
-        start = 0
-        for name, size in zip(self._named, self._sizes, strict=True):
-            yield name, slice(start, start := start + size)
-
     def _from_raw(self, raw: ndarray) -> ndarray:
         point = raw.copy()
         for index, transform in self._transforms:
@@ -302,7 +300,7 @@ class Vector:
 
     def _logarithms(self) -> list[tuple[ndarray, Transform]]:
         """Indices of what has a lower bound of zero or more, by GPyTorch's softplus or directly."""
-        slices, lower = dict(self._slices()), numpy.zeros(len(self.best))
+        slices, lower = self._slices, numpy.zeros(len(self.best))
         kinds = numpy.full(len(self.best), "raw parameter")
         for name, parameter, constraint in cast(Any, self._mll).named_parameters_and_constraints():
             transform = transform_of(constraint)
@@ -617,19 +615,17 @@ def _other_starts(
         if isinstance(module, Kernel) and module.has_lengthscale
         and cast(Tensor, module.raw_lengthscale).requires_grad
     ]  # fmt: skip
-    starts: list[tuple[float, Mapping[str, Any]]] = []
+    starts: dict[tuple[float, ...], tuple[float, Mapping[str, Any]]] = {}
     for factors in (_SHORTER, _LONGER) if kernels else ((1.0,),):
-        tried = []
         for factor in factors:
             mll.load_state_dict(initial)
             _rescale(mll, kernels, factor)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NumericalWarning)  # it may be given up at once
                 value = objective(mll)
-            if math.isfinite(value):
-                tried.append((value, copied_state(mll)))
-        starts += [max(tried, key=itemgetter(0))] if tried else []
-    return [state for _, state in sorted(starts, key=itemgetter(0), reverse=True)]
+            if starts.get(factors, (-math.inf,))[0] < value < math.inf:
+                starts[factors] = value, copied_state(mll)
+    return [state for _, state in sorted(starts.values(), key=itemgetter(0), reverse=True)]
 
 
 @torch.no_grad()
