@@ -100,6 +100,7 @@ def scores_first_points(mll: MarginalLogLikelihood) -> bool:
 _RECORDED_UP_TO = 4096  # points, beyond which a GPU is busy for longer than its work is launched
 _WARM_UP = 2  # evaluations before the one that is recorded, in which libraries are loaded
 _MOST_MEMBERS = 16  # of a batch, beyond which all are evaluated together
+_NO_OTHER_LOSS = None, GPRegression.compute_custom_loss, BayesianLinearModel.compute_custom_loss
 _OWN_ROAD = "the objective itself is called"  # which says its road: neighbours, latent values
 
 
@@ -160,7 +161,9 @@ class FixedLoss:
         if is_upstream:
             if not isinstance(model, ExactGP) or mll.likelihood is not model.likelihood:
                 return "the model is not an ExactGP with the objective's likelihood"
-            if _has_own_loss(model):
+            # BoTorch minimizes that in place of the negative objective.
+            loss = getattr(type(model), "compute_custom_loss", None)
+            if loss not in _NO_OTHER_LOSS or "compute_custom_loss" in vars(model):
                 return f"{type(model).__name__} has a loss of its own, compute_custom_loss"
             mll = ConditionalMarginalLogLikelihood(mll.likelihood, model, LastPoints(m=0))
         elif type(mll).__module__ != ConditionalMarginalLogLikelihood.__module__:
@@ -259,13 +262,6 @@ class FixedLoss:
         weight, index = torch.zeros_like(self._zeros), ... if member is None else member
         weight[index] = -1.0 / self._rows
         return -total.expand_as(weight)[index].sum().item() / self._rows, vjp(weight)
-
-
-def _has_own_loss(model: torch.nn.Module) -> bool:
-    """Whether BoTorch minimizes another loss of this model than the negative objective."""
-    ours = None, GPRegression.compute_custom_loss, BayesianLinearModel.compute_custom_loss
-    method = getattr(type(model), "compute_custom_loss", None)
-    return method not in ours or "compute_custom_loss" in vars(model)
 
 
 def _accumulate(gradients: Gradients) -> None:
