@@ -81,7 +81,7 @@ class TrainingBatches:
     """All training data in batches, as often as an objective needs them.
 
     Tensors are gone through in random orders. A loader gives its own batches in its own order, and
-    is read anew in each pass. With ``per_class`` :meth:`estimates` are of one class each.
+    is read anew in each pass.
     """
 
     def __init__(
@@ -93,11 +93,10 @@ class TrainingBatches:
         batch_size: int | None,
         generator: torch.Generator,
         device: torch.device,
-        per_class: bool = False,
     ) -> None:
         self.x, self.y = x, y
         self._num_data, self._generator, self._device = num_data, generator, device
-        self._per_class, self._pass = per_class, iter(())
+        self._pass: Iterator[tuple[Tensor, Tensor]] = iter(())
         if isinstance(x, Tensor):
             if y is None:
                 expected = "targets of the points, or a loader as train_x"
@@ -113,8 +112,6 @@ class TrainingBatches:
             if value is not None:
                 got = f"{type(value).__name__} beside a loader"
                 raise ArgumentError(name, got, "None", "The loader gives batches with targets.")
-        if per_class:
-            raise ArgumentError("partition", "'class' and a loader", "'random'")
         # It would be empty in the second pass.
         if isinstance(x, Iterator):
             got = f"a {type(x).__name__}, which gives its batches once"
@@ -128,7 +125,7 @@ class TrainingBatches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All data once, in a fresh order."""
         if isinstance(self.x, Tensor):
-            yield from map(self._rows, self._partition(per_class=False))
+            yield from map(self._rows, self._partition())
             return
         count = 0
         for x, y in batches_of("train_x", self.x, 0, self._device):
@@ -149,14 +146,10 @@ class TrainingBatches:
             raise _no_batches("train_x")
         return len(self.x)
 
-    def estimates(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """All data once, in the batches that an evidence is estimated from."""
-        return map(self._rows, self._partition(self._per_class)) if self.batch_size else iter(self)
-
     def drawn(self) -> tuple[Tensor, Tensor]:
-        """One of those batches, drawn by its size so that points are as likely; a loader's next."""
+        """One of its batches, drawn by its size so that points are as likely; a loader's next."""
         if self.batch_size:
-            batches = self._partition(self._per_class)
+            batches = self._partition()
             # By size: points of small batches would be drawn too often.
             sizes = torch.tensor([float(len(rows)) for rows in batches])
             return self._rows(batches[int(torch.multinomial(sizes, 1, generator=self._generator))])
@@ -167,9 +160,7 @@ class TrainingBatches:
             batch = next(self._pass)
         return batch
 
-    def _partition(self, per_class: bool) -> list[Tensor]:
-        if per_class:
-            return partition_by_class(cast(Tensor, self.y), self.batch_size, self._generator)
+    def _partition(self) -> list[Tensor]:
         return partition_at_random(self._num_data, self.batch_size, self._generator)
 
     def _rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
 
 import gpytorch
 import torch
@@ -25,7 +25,7 @@ from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit.deep_kernel import warm_start_fresh_models
 from gpclml.fit.mll import stopped_after
 from gpclml.fit.result import FitResult, FitWarning
-from gpclml.fit.search import frozen, objective
+from gpclml.fit.search import objective
 from gpclml.fit.train import STEPS, Training, limits_of, non_finite, optimizer_factory
 from gpclml.inference.observations import Observations, training_observations
 from gpclml.kernels.networks import StackedNetwork
@@ -73,7 +73,6 @@ def fit_batch(
     *,
     steps: int | None = None,
     lr: float = 0.01,
-    freeze: Iterable[str] = (),
     progress: bool | None = None,
 ) -> list[FitResult]:
     """Fits each model as :func:`gpclml.fit.fit_mll` would alone, all in the same steps.
@@ -93,7 +92,6 @@ def fit_batch(
             search, no norms over parameters).
         steps: Number of steps; 300 if None.
         lr: Learning rate.
-        freeze: Names or name prefixes of parameters that stay as they are, in every model.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
@@ -105,7 +103,6 @@ def fit_batch(
         ArgumentError: If there is no objective, one comes twice, or an option is out of range.
         UnsupportedError: If the models cannot be stacked, if their stack computes other values, if
             an objective asks for conjugate gradients, or the optimizer is ``"lbfgs"``.
-        UnknownNameError: If a name to freeze matches no parameter.
 
     Note:
         A step has the overhead of one single step, and k times the floating-point operations.
@@ -123,50 +120,46 @@ def fit_batch(
     check_positive(lr=lr)
     factory = optimizer_factory(optimizer)
     if factory is None:
-        suggestion = "Fit the models one by one with fit_mll."
-        raise UnsupportedError("optimizer", optimizer, "one that takes steps", suggestion)
+        raise UnsupportedError("optimizer", optimizer, "one that takes steps", _ONE_BY_ONE)
     _check_members(mlls)
-    start, names = time.perf_counter(), list(freeze)
-    messages: dict[int, str] = {}  # of members that are stopped
-    histories: list[list[float]] = [[] for _ in mlls]
-    with contextlib.ExitStack() as stack:
-        for index, mll in enumerate(mlls):
-            warm_start_fresh_models(mll)
-            mll.train()
-            stack.enter_context(frozen(mll, names))
-            try:
-                with torch.no_grad():
-                    fixed_loss(mll)
-            except (NanError, NotPSDError) as error:
-                messages[index] = str(error)
-        able = [index for index in range(len(mlls)) if index not in messages]
-        # One that cannot be evaluated at its start would take the whole stack along.
-        if able:
-            batch = _Batch([mlls[i] for i in able], lambda parameters: factory(parameters, lr=lr))
-            try:
-                Training().run(
-                    batch.step, steps or STEPS, callback=lambda _: {"models": len(batch.active)},
-                    desc="fit", progress=progress,
-                )  # fmt: skip
-                batch.evaluate()  # what the last step led to must be usable too
-            finally:
-                batch.write_back()
-            messages |= {able[row]: str(error) for row, error in batch.faults.items()}
-            for index, history in zip(able, batch.histories, strict=True):
-                histories[index] = history
+    start = time.perf_counter()
+    faults: dict[int, Exception] = {}  # of members that are stopped
+    histories: dict[int, list[float]] = {}
+    for index, mll in enumerate(mlls):
+        warm_start_fresh_models(mll)
+        mll.train()
+        try:
+            with torch.no_grad():
+                fixed_loss(mll)
+        except (NanError, NotPSDError) as error:
+            faults[index] = error
+    able = [index for index in range(len(mlls)) if index not in faults]
+    # One that cannot be evaluated at its start would take the whole stack along.
+    if able:
+        batch = _Batch([mlls[index] for index in able], partial(factory, lr=lr))
+        try:
+            Training().run(
+                batch.step, steps or STEPS, callback=lambda _: {"models": len(batch.active)},
+                desc="fit", progress=progress,
+            )  # fmt: skip
+            batch.evaluate()  # what the last step led to must be usable too
+        finally:
+            batch.write_back()
+        faults |= {able[row]: error for row, error in batch.faults.items()}
+        histories = dict(zip(able, batch.histories, strict=True))
     seconds = (time.perf_counter() - start) / len(mlls)
     results = []
-    for index, (mll, history) in enumerate(zip(mlls, histories, strict=True)):
-        message = stopped_after(len(history), messages[index]) if index in messages else ""
-        value = objective(mll)
-        mll.eval()
-        if message:
-            warnings.warn(message, FitWarning, stacklevel=callers_level())
+    for index, mll in enumerate(mlls):
+        history, fault = histories.get(index, []), faults.get(index)
+        message = stopped_after(len(history), fault) if fault else ""
         result = FitResult(
-            objective=value, history=history, seconds=seconds, message=message,
+            objective=objective(mll), history=history, seconds=seconds, message=message,
             problem="stopped" if message else "",
         )  # fmt: skip
         results.append(result)
+        mll.eval()
+        if message:
+            warnings.warn(message, FitWarning, stacklevel=callers_level())
     return results
 
 
@@ -203,15 +196,16 @@ class _Batch:
         self.histories: list[list[float]] = [[] for _ in mlls]
         self.faults: dict[int, Exception] = {}
         self._blocks: dict[int, list[Tensor]] = {}
-        self._stack = ModelStack([cast(ExactGP, mll.model) for mll in mlls])
+        self._model, self._pairs = _stacked_model([cast(ExactGP, mll.model) for mll in mlls])
         self._check_stack()
-        self._parameters = list(self._stack.parameters)
+        names, limits = {id(p): name for name, p in mlls[0].named_parameters()}, limits_of(mlls[0])
+        trained = {stacked: tensors for stacked, tensors in self._pairs if stacked.requires_grad}
+        self._parameters = list(trained)
+        self._names = [names[id(tensors[0])] for tensors in trained.values()]
+        self._limits = [limits.get(name) for name in self._names]
         # Those that a member keeps if it fails at once.
         self._last_good = [p.detach().clone() for p in self._parameters]
         self._optimizer = make_optimizer(self._parameters)
-        names, limits = {id(p): name for name, p in mlls[0].named_parameters()}, limits_of(mlls[0])
-        self._names = [names[id(p)] for p in self._stack.parameters.values()]
-        self._limits = [limits.get(name) for name in self._names]
 
     @property
     def active(self) -> list[int]:
@@ -242,9 +236,9 @@ class _Batch:
         while self.active:
             try:
                 self._optimizer.zero_grad()
-                data = training_observations(self._stack.model)
+                data = training_observations(self._model)
                 blocks = [self._draw(row, data.member(row)) for row in range(len(self._mlls))]
-                values = member_objectives(self._mlls, self._stack.model, data, blocks)
+                values = member_objectives(self._model, data, blocks)
                 (-values.sum()).backward()
             except (NanError, NotPSDError):
                 if not self._find_faults_alone():
@@ -255,10 +249,13 @@ class _Batch:
             self._last_good = [p.detach().clone() for p in self._parameters]
             return
 
+    @torch.no_grad()
     def write_back(self) -> None:
         """Copies the parameters of all members to their models."""
         self._put_back()
-        self._stack.write_back()
+        for stacked, tensors in self._pairs:
+            for tensor, value in zip(tensors, stacked, strict=True):
+                tensor.copy_(value)
 
     @torch.no_grad()
     def _put_back(self) -> None:
@@ -314,7 +311,7 @@ class _Batch:
         """A stack must be the same models: modules of others may not take a batch so."""
         expected = "models that GPyTorch can batch"
         try:
-            together = training_observations(self._stack.model)
+            together = training_observations(self._model)
         except RuntimeError as error:
             raise UnsupportedError("mlls", str(error), expected, _ONE_BY_ONE) from error
         for row, mll in enumerate(self._mlls):
@@ -324,67 +321,46 @@ class _Batch:
                 ("residual", member.residual, alone.residual),
             ):
                 # Batched products round otherwise than single ones.
-                tolerance = 1e3 * torch.finfo(stacked.dtype).eps * float(single.abs().max())
-                if stacked.shape != single.shape or not bool(
-                    (stacked - single).abs().max() <= tolerance
-                ):
+                atol = 1e3 * torch.finfo(stacked.dtype).eps * float(single.abs().max())
+                same = stacked.shape == single.shape
+                if not same or not torch.allclose(stacked, single, rtol=0.0, atol=atol):
                     got = f"another {name} in the stack than alone"
                     raise UnsupportedError("mlls", got, expected, _ONE_BY_ONE)
 
 
-class ModelStack:
-    """Exact GPs of one build and size, in train mode, stacked along a batch dimension in front.
+def _stacked_model(
+    models: Sequence[ExactGP],
+) -> tuple[ExactGP, list[tuple[torch.nn.Parameter, list[Tensor]]]]:
+    """Exact GPs of one build and size, in train mode, as one with a batch dimension in front.
 
     Hyperparameters get the shapes that GPyTorch's batch modules have, a network becomes a
-    :class:`~gpclml.kernels.networks.StackedNetwork`. The stack has parameters of its tensors, which
-    :meth:`write_back` copies to the models.
+    :class:`~gpclml.kernels.networks.StackedNetwork`. The stack has parameters of its own, ``(k,
+    ...)``, which come with those of the models.
     """
+    kinds = [{name: type(m) for name, m in model.named_modules()} for model in models]
+    for kind in kinds[1:]:
+        for name, module in kinds[0].items():
+            if kind.get(name) is not module:
+                raise _unlike(f"modules of different classes at the same place, {name}")
+    pairs: list[tuple[torch.nn.Parameter, list[Tensor]]] = []
+    done: dict[int, torch.nn.Module] = {}
 
-    def __init__(self, models: Sequence[ExactGP]) -> None:
-        kinds = [{name: type(m) for name, m in model.named_modules()} for model in models]
-        for kind in kinds[1:]:
-            for name, module in kinds[0].items():
-                if kind.get(name) is not module:
-                    raise _unlike(f"modules of different classes at the same place, {name}")
-        self._count = len(models)
-        self._pairs: list[tuple[torch.nn.Parameter, list[Tensor]]] = []
-        self._done: dict[int, torch.nn.Module] = {}
-        self.model: Any = copy.deepcopy(models[0])
-        self._stack(self.model, models)
-        inputs = [cast(tuple[Tensor, ...], model.train_inputs) for model in models]
-        columns = tuple(_stacked(column) for column in zip(*inputs, strict=True))
-        targets = _stacked([cast(Tensor, model.train_targets) for model in models])
-        self.model.set_train_data(columns, targets, strict=False)
-
-    @property
-    def parameters(self) -> dict[torch.nn.Parameter, Tensor]:
-        """The trainable parameters of the stack, ``(k, ...)`` each, with those of the first."""
-        return {stacked: tensors[0] for stacked, tensors in self._pairs if stacked.requires_grad}
-
-    @torch.no_grad()
-    def write_back(self) -> None:
-        """Copies the parameters of all members to their models."""
-        for stacked, tensors in self._pairs:
-            for tensor, value in zip(tensors, stacked, strict=True):
-                tensor.copy_(value)
-
-    def _stack(self, target: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> None:
+    def stack(target: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> None:
         """Puts the stacked parameters of the modules into the target, and into its children."""
-        if id(target) in self._done:
+        if id(target) in done:
             return
-        self._done[id(target)] = target
+        done[id(target)] = target
         # Priors and constraints have no batch: one stands for all, and must be the same.
         if isinstance(target, (Prior, Interval)):
             state = target.state_dict()
-            for module in modules:
-                other = module.state_dict()
+            for other in (module.state_dict() for module in modules):
                 if not all(torch.equal(value, other[name]) for name, value in state.items()):
                     raise _unlike(f"{type(target).__name__} with different values")
             return
         for name, _ in list(target.named_parameters(recurse=False)):
             tensors = [cast(Tensor, getattr(module, name)) for module in modules]
             stacked = torch.nn.Parameter(_stacked(tensors), requires_grad=_all_trainable(tensors))
-            self._pairs.append((stacked, tensors))
+            pairs.append((stacked, tensors))
             target.register_parameter(name, stacked)
         for name, buffer in list(target.named_buffers(recurse=False)):
             tensors = [cast(Tensor, getattr(module, name)) for module in modules]
@@ -394,33 +370,40 @@ class ModelStack:
                 raise _unlike(f"buffers {name} of {type(target).__name__}")
         # The registered shapes above have the batch in front, as those of a kernel made for one.
         if isinstance(target, Kernel):
-            target.batch_shape = torch.Size([self._count, *target._batch_shape])
+            target.batch_shape = torch.Size([len(models), *target._batch_shape])
         for name, child in list(target.named_children()):
             children = [module.get_submodule(name) for module in modules]
             if not _is_network(child):
-                self._stack(child, children)
+                stack(child, children)
                 continue
-            if id(child) not in self._done:  # a network may be that of kernel and mean
-                self._done[id(child)] = self._stacked_network(children)
-            setattr(target, name, self._done[id(child)])
+            if id(child) not in done:  # a network may be that of kernel and mean
+                named = {
+                    name: [cast(Tensor, network.get_parameter(name)) for network in children]
+                    for name, _ in child.named_parameters()
+                }
+                for tensors in named.values():
+                    _stacked(tensors)  # of one shape
+                network = done[id(child)] = StackedNetwork(children)
+                for key, parameter in network.named_stacks():
+                    parameter.requires_grad_(_all_trainable(named[key]))
+                    pairs.append((parameter, named[key]))
+            setattr(target, name, done[id(child)])
 
-    def _stacked_network(self, networks: Sequence[torch.nn.Module]) -> StackedNetwork:
-        for name, _ in networks[0].named_parameters():
-            _stacked([network.get_parameter(name) for network in networks])  # of one shape
-        stacked = StackedNetwork(networks)
-        for name, parameter in stacked.named_stacks():
-            tensors = [cast(Tensor, network.get_parameter(name)) for network in networks]
-            parameter.requires_grad_(_all_trainable(tensors))
-            self._pairs.append((parameter, tensors))
-        return stacked
+    model = copy.deepcopy(models[0])
+    stack(model, models)
+    inputs = [cast(tuple[Tensor, ...], model.train_inputs) for model in models]
+    columns = tuple(_stacked(column) for column in zip(*inputs, strict=True))
+    targets = _stacked([cast(Tensor, model.train_targets) for model in models])
+    model.set_train_data(columns, targets, strict=False)
+    return model, pairs
 
 
 def _is_network(module: torch.nn.Module) -> bool:
     """Whether it is plain torch with parameters: GPyTorch's modules take a batch themselves."""
-    containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
+    if isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict):
+        return False
     has_gpytorch = any(isinstance(child, gpytorch.Module) for child in module.modules())
-    plain = not has_gpytorch and not isinstance(module, containers)
-    return plain and any(True for _ in module.parameters())
+    return not has_gpytorch and any(True for _ in module.parameters())
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:

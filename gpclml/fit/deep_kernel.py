@@ -38,14 +38,15 @@ _RETRIES = 2  # of the warm start, as many as fit_mll takes
 _TRIAL_STEPS, _STEPS = 15, 45  # of the line searches: each start's, and then the better one's
 _SHARE = 0.3  # of the variance that the second part starts with
 _SHRINK = 0.37  # its lengthscales at the start, relative to the ARD GP's
-_NO_VARIANCE = 1e-12
 _LEAST_NOISE = 0.3  # of the ARD GP's: the likelihood makes too much of near duplicates
 _APART, _NOTHING = 6.0, -4.0  # logarithms of scales: one value from the next, or no difference
 _LARGEST = 7.0  # of the logarithm of a scale
 _ROUNDING = 1e-3  # of squared distances, which are differences of squared scaled inputs
 
 
-class _Kernels(NamedTuple):
+class DeepKernels(NamedTuple):
+    """What the kernel ``"deep"`` consists of."""
+
     whole: ScaleKernel
     ard: RBFKernel
     features: SkipFeatures
@@ -92,7 +93,7 @@ def warm_start(model: GPRegression) -> FitResult:
 
 def _warm_start(model: GPRegression, conditioning: Conditioning) -> FitResult:
     """As :func:`warm_start`, with the plain GP fitted under these held-out points."""
-    if not has_second_part(model):
+    if deep_kernels(model) is None:
         raise UnsupportedError(
             "model", "another kernel", 'a GPRegression with kernel="deep"', "Fit it with fit_mll."
         )
@@ -137,7 +138,7 @@ def warm_start_fresh_models(mll: MarginalLogLikelihood) -> None:
 
 def _is_at_start(model: GPRegression) -> bool:
     """Whether it is ``"deep"``, and what a warm start changes is as in a model made anew."""
-    if not has_second_part(model):
+    if deep_kernels(model) is None:
         return False
     fresh = _deep_names(dict(model.with_kernel("rbf").named_parameters()))
     weights, named = _weights(model), dict(model.named_parameters())
@@ -158,17 +159,6 @@ def _deep_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.replace(plain, ard): value for name, value in state.items()}
 
 
-def has_second_part(model: GPRegression) -> bool:
-    """Whether the kernel is the one that goes by the name of ``"deep"``."""
-    return _kernels(model) is not None
-
-
-@torch.no_grad()
-def drop_second_part(model: GPRegression) -> None:
-    """Leaves the ARD GP alone: the second part's variance becomes nothing beside rounding."""
-    cast(_Kernels, _kernels(model)).residual.outputscale = _NO_VARIANCE
-
-
 def start_second_part(model: GPRegression, rows: Tensor) -> None:
     """Fits everything but network and mixing matrix by L-BFGS on the LML of some rows, in place.
 
@@ -177,7 +167,7 @@ def start_second_part(model: GPRegression, rows: Tensor) -> None:
     few iterations the better of both goes on. The noise stays above three tenths of what it was.
     """
     trial = copy.deepcopy(model)
-    kernels = cast(_Kernels, _kernels(trial))
+    kernels = cast(DeepKernels, deep_kernels(trial))
     features, likelihood = kernels.features, trial.likelihood
     x, y = cast(Any, trial.train_inputs)[0], cast(Tensor, trial.train_targets)
     trial.set_train_data(x[rows], y[rows], strict=False)
@@ -194,8 +184,7 @@ def start_second_part(model: GPRegression, rows: Tensor) -> None:
     # Scales are logarithms of inverse lengthscales.
     shorter = -(_SHRINK * kernels.ard.lengthscale.detach()).log().flatten()
     starts = [shorter.expand_as(features.log_scale), _best_indicator(mll, features)]
-    before = copied_state(mll)
-    trials = []
+    before, trials = copied_state(mll), []
     for start in starts:
         mll.load_state_dict(before)
         with torch.no_grad():
@@ -243,7 +232,7 @@ def _best_indicator(mll: ConditionalMarginalLogLikelihood, features: SkipFeature
     return starts[values.index(max(values))]
 
 
-def _kernels(model: GPRegression) -> _Kernels | None:
+def deep_kernels(model: GPRegression) -> DeepKernels | None:
     """Those that the kernel ``"deep"`` consists of; None for another."""
     whole: Any = model.covar_module
     deep: Any = getattr(whole, "base_kernel", None)
@@ -252,4 +241,4 @@ def _kernels(model: GPRegression) -> _Kernels | None:
     kernels = list(getattr(deep.base_kernel, "kernels", ()))
     if [type(kernel) for kernel in kernels] != [RBFKernel, ScaleKernel]:
         return None
-    return _Kernels(whole, *cast(Any, (kernels[0], deep.feature_extractor, kernels[1])))
+    return DeepKernels(whole, *cast(Any, (kernels[0], deep.feature_extractor, kernels[1])))

@@ -57,8 +57,8 @@ def problem_of_predictions(
     if not isinstance(mll.likelihood, _GaussianLikelihoodBase):
         return ""
     targets = cast(Tensor, model.train_targets)
-    solved = bool(getattr(mll, "last_solve", ()))  # where no Cholesky factor fitted
-    if solved or targets.shape[-1] > _MOST_POINTS:
+    # What was solved for had no memory for a Cholesky factor.
+    if getattr(mll, "last_solve", ()) or targets.shape[-1] > _MOST_POINTS:
         return ""
     try:
         data = training_observations(model, mll.likelihood)
@@ -139,15 +139,14 @@ def predicts_in_its_type(mll: MarginalLogLikelihood) -> bool:
     of models whose predictions are in float64, or cannot be compared: of several tasks, or of more
     points than :func:`~gpclml.inference.exact_posterior` computes in float64.
     """
-    model = mll.model
+    model: Any = mll.model
     if not isinstance(model, ExactGP) or isinstance(model, GPRegression):
-        return True
-    if not isinstance(mll.likelihood, _GaussianLikelihoodBase):
         return True
     targets, inputs = cast(Tensor, model.train_targets), model.train_inputs
     if inputs is None or len(inputs) > 1 or targets.dtype != torch.float32:
         return True
-    if targets.shape[-1] > PREDICTED_IN_DOUBLE_UP_TO:
+    is_gaussian = isinstance(mll.likelihood, _GaussianLikelihoodBase)
+    if not is_gaussian or targets.shape[-1] > PREDICTED_IN_DOUBLE_UP_TO:
         return True
     with evaluating(model), settings.debug(False):
         x = cast(Any, model.train_inputs)[0]  # in eval mode as the kernel sees them

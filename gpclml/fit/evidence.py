@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy
@@ -205,11 +206,10 @@ def start_from_residuals(evidence: LaplaceEvidence) -> None:
 
     def value(start: tuple[float | None, Tensor]) -> float:
         move(*start)
-        try:
-            nats = float(evidence.nats())
-        except (NanError, NotPSDError):
-            return -math.inf
-        return nats if math.isfinite(nats) else -math.inf
+        with suppress(NanError, NotPSDError):
+            if math.isfinite(nats := float(evidence.nats())):
+                return nats
+        return -math.inf
 
     move(*max(starts, key=value))
 
@@ -238,7 +238,6 @@ def maximize_evidence(evidence: LaplaceEvidence) -> str:
     leaves += [] if noise is None else [noise.leaf]
     if not leaves:
         return ""
-    sizes = [leaf.numel() for leaf in leaves]
     first = parameters_to_vector(leaves).detach().double().cpu()
     # A search of a flat evidence would go on to precisions that are no numbers.
     box = [(float(a) - _FURTHEST, float(a) + _FURTHEST) for a in first]
@@ -253,7 +252,7 @@ def maximize_evidence(evidence: LaplaceEvidence) -> str:
         """Nats below the start, of which rounding does not grow with the units, and the slope."""
         # In double precision: a line search takes the rounding of parameters for a kink.
         point = torch.as_tensor(values).to(precision.device)
-        numbers = [p.requires_grad_() for p in point.split(sizes)]
+        numbers = [p.requires_grad_() for p in point.split([leaf.numel() for leaf in leaves])]
         with torch.no_grad():
             for leaf, given in zip(leaves, numbers, strict=True):
                 leaf.copy_(given.reshape(leaf.shape))
@@ -314,8 +313,7 @@ def fit_noise_to_residuals(evidence: LaplaceEvidence) -> str:
         told = maximize_evidence(evidence)
         precision.requires_grad_(True)
         return told
-    log_size = math.log(size) if size > 0 else -math.inf
-    low, high = noise.bounds
+    (low, high), log_size = noise.bounds, math.log(size) if size > 0 else -math.inf
     noise.write(min(max(log_size, low), high))
     return "" if low <= log_size <= high or size == 0 else _bound_note(float(noise.leaf.detach()))
 
@@ -345,16 +343,14 @@ def told_of_scales(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> s
             f"of {sizes[1]:.3g}: they are not in the same units, or the network is not trained. "
             "Standardize the targets before training, and give the same ones here."
         )
-    residuals = squared.sqrt()
-    if isinstance(likelihood, MultitaskGaussianLikelihood):
+    least, largest = (float(square) ** 0.5 for square in squared.aminmax())
+    if isinstance(likelihood, MultitaskGaussianLikelihood) or largest <= _UNEQUAL * least:
         return ""
-    if float(residuals.max()) > _UNEQUAL * float(residuals.min()):
-        return (
-            f"Residuals of the outputs have deviations from {float(residuals.min()):.3g} to "
-            f"{float(residuals.max()):.3g}, and one noise for all. Standardize each target, or "
-            "give MultitaskGaussianLikelihood(num_tasks, has_global_noise=False)."
-        )
-    return ""
+    return (
+        f"Residuals of the outputs have deviations from {least:.3g} to {largest:.3g}, and one "
+        "noise for all. Standardize each target, or "
+        "give MultitaskGaussianLikelihood(num_tasks, has_global_noise=False)."
+    )
 
 
 @torch.no_grad()
@@ -367,8 +363,7 @@ def told_of_link(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> str
     if not isinstance(likelihood, BernoulliLikelihood) or len(outputs) < 2:
         return ""
     margin = (2 * target.double() - 1) * outputs[:, 0].double()
-    logistic = torch.nn.functional.logsigmoid(margin)
-    probit = torch.special.log_ndtr(margin)
+    logistic, probit = torch.nn.functional.logsigmoid(margin), torch.special.log_ndtr(margin)
     gain = logistic - probit
     if float(gain.mean()) <= _ERRORS * float(gain.std()) / math.sqrt(len(gain)):
         return ""

@@ -6,7 +6,7 @@ import math
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from gpytorch.likelihoods import Likelihood
@@ -34,7 +34,7 @@ from gpclml.fit.evidence import (
     told_of_scales,
 )
 from gpclml.fit.result import FitResult, FitWarning
-from gpclml.fit.train import Training
+from gpclml.fit.train import Training, falling
 from gpclml.inference import evaluating
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -66,8 +66,8 @@ class OnlineFitResult(FitResult):
 class _NetworkTraining:
     """Training of a network's weights, an epoch a step, and of hyperparameters between epochs.
 
-    Arguments are those of :func:`fit_map` and :func:`fit_online`; without a rate of their own
-    hyperparameters stay as they are.
+    ``rates`` of the weights are the first, the last and the number of epochs; without a rate of
+    their own hyperparameters stay as they are.
     """
 
     def __init__(
@@ -75,14 +75,11 @@ class _NetworkTraining:
         mll: LaplaceMarginalLogLikelihood,
         x: Tensor | Loader,
         y: Tensor | None,
-        *,
         batch_size: int | None,
-        lr: float = 1.0,
-        final_lr: float | None = None,
-        epochs: int = 1,
-        hyper_lr: float | None = None,
         seed: int,
-        per_class: bool = False,
+        *,
+        rates: tuple[float, float | None, int] = (1.0, None, 1),
+        hyper_lr: float | None = None,
         progress: bool | None = None,
     ) -> None:
         self.mll = mll
@@ -91,14 +88,14 @@ class _NetworkTraining:
         parameters = list(self.model.network.parameters())
         self.data = TrainingBatches(
             x, y, mll.num_data, batch_size=batch_size, generator=self.generator,
-            device=parameters[0].device, per_class=per_class,
+            device=parameters[0].device,
         )  # fmt: skip
+        lr, final_lr, epochs = rates
+        self._rate = falling(lr, lr if final_lr is None else final_lr, epochs)
         self.optimizers = [torch.optim.Adam([p for p in parameters if p.requires_grad], lr=lr)]
-        self._rates = (lr, lr if final_lr is None else final_lr, epochs)
         self.seen: list[tuple[Tensor, Tensor]] = []  # outputs and targets of the last pass
         self.course = Training(mll)
         self.progress = progress
-        self._trains_hyperparameters = hyper_lr is not None
         if hyper_lr is not None:
             weights = {id(p) for p in parameters}
             hyper = [p for p in mll.parameters() if id(p) not in weights and p.requires_grad]
@@ -111,14 +108,12 @@ class _NetworkTraining:
 
     def epoch(self, done: int) -> float:
         """Trains on all data once, after so many epochs; the mean log joint density a point."""
-        first, last, epochs = self._rates
-        share = 0.5 + 0.5 * math.cos(math.pi * min(done / max(epochs - 1, 1), 1.0))
-        self.optimizers[0].param_groups[0]["lr"] = last + (first - last) * share
+        self.optimizers[0].param_groups[0]["lr"] = self._rate(done)
         values, self.seen = [], []
         for x, y in self.data:
             output = self.model(x)
             # Noise far above the first residuals would hide the targets from the weights.
-            if self._trains_hyperparameters and done == 0 and not values:
+            if len(self.optimizers) > 1 and done == 0 and not values:
                 noise, size = noise_and_residual(cast(Any, self.mll.likelihood), output.mean, y)
                 if noise is not None and size > 0:
                     noise.write(min(float(noise.leaf.detach()), math.log(size)))
@@ -143,7 +138,7 @@ class _NetworkTraining:
 
         With ``trained`` weights, classes that have nothing to do with their points are refused.
         """
-        inner, mll = Training(), self.mll
+        mll = self.mll
         # The evidence of all data is known where it is a sum of curvature that is computed once.
         one_batch = self.data.batch_size >= mll.num_data
         every_output = mll.hessian == "ef" or mll.outputs == "all"
@@ -167,32 +162,17 @@ class _NetworkTraining:
                 _step_uphill(self.optimizers[1], value, self.log_noise)
                 return float(before)
 
-            inner.run(step, steps)
+            history = [step(number) for number in range(steps)]
             with torch.no_grad():
                 if whole is not None:
                     value = whole()
                 else:
-                    batches = self.data.estimates()
-                    values = [mll.evidence_of(x, y)() * len(x) for x, y in batches]
+                    values = [mll.evidence_of(x, y)() * len(x) for x, y in self.data]
                     value = torch.stack(values).sum() / mll.num_data
         check_finite("evidence", value, "Lower hyper_lr.")
         self.course.note(float(value))
         self.seen = [] if whole is None else [whole.seen]
-        return inner.history
-
-    def resume(self, path: str | Path, **settings: Any) -> None:
-        """Goes on from a checkpoint of the same data, objective and settings, if it is there."""
-        mll = self.mll
-        kinds = [module_classes(mll), mll.num_data, mll.hessian, mll.outputs, mll.curvature]
-        settings = {
-            "train_x": digest(self.data.x if self.data.batch_size else "a loader"),
-            "train_y": digest(self.data.y),
-            "objective": digest(kinds),
-            **settings,
-        }
-        self.course.resume(
-            path, "gpclml.OnlineFit", mll, self.optimizers, settings, self.generator
-        )  # fmt: skip
+        return history
 
 
 def _step_uphill(
@@ -202,19 +182,11 @@ def _step_uphill(
     leaves = optimizer.param_groups[0]["params"]
     for leaf, gradient in zip(leaves, gradients_of(-value, leaves, log_noise), strict=True):
         leaf.grad = gradient
-    if log_noise is None:
-        optimizer.step()
-    else:
+    if log_noise is not None:
         log_noise.read()
-        optimizer.step()
+    optimizer.step()
+    if log_noise is not None:
         log_noise.write()
-
-
-def _climbs_online(scores: list[float]) -> bool:
-    """Whether the last tenth of the evidences brought the best one by more than a little."""
-    last = max(1, len(scores) // _LAST)
-    earlier = scores[:-last]
-    return bool(earlier) and max(scores) - max(earlier) > _CLIMBS_ONLINE
 
 
 def _climbs(values: list[float], num_data: int, exact: bool) -> bool:
@@ -285,10 +257,8 @@ def fit_map(
     """
     check_counts(epochs=epochs, batch_size=batch_size)
     check_positive(lr=lr, final_lr=final_lr)
-    training = _NetworkTraining(
-        mll, train_x, train_y, batch_size=batch_size, lr=lr, final_lr=final_lr, epochs=epochs,
-        seed=seed,
-    )  # fmt: skip
+    rates = lr, final_lr, epochs
+    training = _NetworkTraining(mll, train_x, train_y, batch_size, seed, rates=rates)
     course = training.course
     course.run(training.epoch, epochs, desc="epochs", progress=progress)
     return FitResult(
@@ -311,8 +281,6 @@ def fit_online(
     hyper_steps: int = 10,
     burn_in: int = 10,
     every: int = 1,
-    patience: int | None = None,
-    partition: Literal["random", "class"] = "random",
     seed: int = 0,
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
@@ -330,7 +298,7 @@ def fit_online(
     With a checkpoint the training is saved after every evaluation and, as of the last whole epoch,
     at an interrupt. It resumes from there bit for bit; only layers that draw from PyTorch's global
     generator, such as dropout, draw other numbers. Data and settings must be the same, except
-    ``patience``, and ``epochs`` if ``final_lr`` is None.
+    ``epochs`` if ``final_lr`` is None.
 
     Args:
         mll: The objective; ``num_data`` is the number of training points. Trained in place.
@@ -346,10 +314,6 @@ def fit_online(
         hyper_steps: Steps in each fit of the hyperparameters.
         burn_in: Epochs before the first fit of the hyperparameters.
         every: Epochs between fits of the hyperparameters.
-        patience: Number of evaluations without a better evidence after which training ends early;
-            None trains all epochs.
-        partition: How points form the batches that the evidence is estimated from: ``"random"``, or
-            by ``"class"``, which usually gives a tighter bound.
         seed: Seed of the order of the points.
         checkpoint: File to save to at every evaluation and at an interrupt, and to resume from.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
@@ -379,27 +343,27 @@ def fit_online(
         >>> mll = LaplaceMarginalLogLikelihood(GaussianLikelihood(), model, num_data=100)
         >>> result = fit_online(mll, x, (3 * x[:, 0]).sin(), epochs=20, burn_in=5, lr=0.01)
     """
-    check_counts(
-        epochs=epochs, batch_size=batch_size, hyper_steps=hyper_steps, every=every,
-        patience=patience,
-    )  # fmt: skip
+    check_counts(epochs=epochs, batch_size=batch_size, hyper_steps=hyper_steps, every=every)
     check_positive(lr=lr, final_lr=final_lr, hyper_lr=hyper_lr)
     check_counts(0, burn_in=burn_in)
-    if partition == "class" and isinstance(train_y, Tensor) and train_y.is_floating_point():
-        raise ArgumentError("partition", "'class' and targets that are no classes", "'random'")
     training = _NetworkTraining(
-        mll, train_x, train_y, batch_size=batch_size, lr=lr, final_lr=final_lr, epochs=epochs,
-        hyper_lr=hyper_lr, seed=seed, per_class=partition == "class", progress=progress,
+        mll, train_x, train_y, batch_size, seed, rates=(lr, final_lr, epochs), hyper_lr=hyper_lr,
+        progress=progress,
     )  # fmt: skip
-    course = training.course
+    course, data = training.course, training.data
     if checkpoint is not None:
-        # Where the rate falls, that of an epoch depends on how many there are.
-        number = {} if final_lr is None else {"epochs": epochs}
-        training.resume(
-            checkpoint, batch_size=batch_size, lr=lr, final_lr=final_lr, hyper_lr=hyper_lr,
-            hyper_steps=hyper_steps, burn_in=burn_in, every=every, partition=partition, seed=seed,
-            **number,
-        )  # fmt: skip
+        kinds = [module_classes(mll), mll.num_data, mll.hessian, mll.outputs, mll.curvature]
+        settings = {
+            "train_x": digest(data.x if data.batch_size else "a loader"),
+            "train_y": digest(data.y), "objective": digest(kinds), "batch_size": batch_size,
+            "lr": lr, "final_lr": final_lr, "hyper_lr": hyper_lr, "hyper_steps": hyper_steps,
+            "burn_in": burn_in, "every": every, "seed": seed,
+            # Where the rate falls, that of an epoch depends on how many there are.
+            "epochs": None if final_lr is None else epochs,
+        }  # fmt: skip
+        course.resume(
+            checkpoint, "gpclml.OnlineFit", mll, training.optimizers, settings, training.generator
+        )
 
     def look(epoch: int) -> dict[str, Any] | None:
         if epoch <= burn_in or (epoch - burn_in - 1) % every:
@@ -408,15 +372,16 @@ def fit_online(
         course.save()
         return {"evidence": f"{course.scores[-1]:.4f}"}
 
-    course.run(
-        training.epoch, epochs, callback=look, patience=patience, desc="epochs", progress=progress
-    )  # fmt: skip
+    course.run(training.epoch, epochs, callback=look, desc="epochs", progress=progress)
     course.keep_best()
+    scores = course.scores
+    earlier = scores[: -max(1, len(scores) // _LAST)]
+    climbs = bool(earlier) and max(scores) - max(earlier) > _CLIMBS_ONLINE
     suggestion = "The evidence still climbed at the last epochs. Raise epochs."
     return OnlineFitResult(
-        objective=max(course.scores, default=math.nan), history=course.scores,
-        seconds=course.seconds, log_joints=course.history, evaluated=course.looks,
-        best=course.best, **training.problem(_climbs_online(course.scores), suggestion),
+        objective=max(scores, default=math.nan), history=scores, seconds=course.seconds,
+        log_joints=course.history, evaluated=course.looks, best=course.best,
+        **training.problem(climbs, suggestion),
     )  # fmt: skip
 
 
@@ -469,7 +434,7 @@ def fit_hyperparameters(
     check_counts(steps=steps, batch_size=batch_size)
     check_positive(lr=lr)
     training = _NetworkTraining(
-        mll, train_x, train_y, batch_size=batch_size, hyper_lr=lr, seed=seed, progress=progress
+        mll, train_x, train_y, batch_size, seed, hyper_lr=lr, progress=progress
     )
     history = training.train_hyperparameters(steps, trained=True)
     evidence, exact = training.course.scores[-1], bool(training.seen)

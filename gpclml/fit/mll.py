@@ -31,6 +31,7 @@ from gpclml.fit.train import (
     STEPS,
     OptimizerFactory,
     Training,
+    falling,
     limits_of,
     optimizer_factory,
     set_gradients,
@@ -146,17 +147,10 @@ def fit_mll(
                     mll.load_state_dict(initial)
                     _redraw(mll, generator)
                 mll.train()
-                tries = 0 if index else retries
-                attempt = _attempt(
-                    mll, factory, steps, rates, tries, progress, must_start=index == 0
-                )
+                attempt = _attempt(mll, factory, steps, rates, progress, None if index else retries)
                 attempts.append(value := attempt.objective)
                 # A failed attempt (NaN) never is better, and any other is better than one.
-                if (
-                    best is None
-                    or value > best.objective
-                    or math.isnan(best.objective) > math.isnan(value)
-                ):
+                if best is None or not (value <= best.objective or math.isnan(value)):
                     best, best_state = attempt, copied_state(mll) if restarts else {}
         finally:
             # An interrupt keeps the best attempt, or the current one if it is the first.
@@ -174,11 +168,10 @@ def _attempt(
     factory: OptimizerFactory | None,
     steps: int | None,
     rates: tuple[float, float, float],
-    retries: int,
     progress: bool | None,
-    must_start: bool,
+    retries: int | None,
 ) -> MLLFitResult:
-    """A fit from where the parameters are; an error where it must start and cannot."""
+    """A fit from where the parameters are; the first, which has retries, must be able to start."""
     training, model = Training(), cast(Any, mll.model)
     stopped: Exception | None = None
     try:
@@ -197,9 +190,9 @@ def _attempt(
                     bar.update()
                     bar.set_postfix(objective=f"{-loss:.4f}", refresh=False)
 
-                return search(mll, steps, record, retries)
+                return search(mll, steps, record, retries or 0)
     except (NanError, NotPSDError) as error:
-        if must_start and not training.history:
+        if retries is not None and not training.history:
             raise
         stopped = error
     mll.train()
@@ -239,12 +232,8 @@ def _climb(
             for is_network, rate in ((False, lr), (True, network_lr))
         ]
     optimizer = factory(groups, lr=lr)
-
-    def share(number: int) -> float:
-        """What is left of the learning rates after so many steps."""
-        done = number / max(1, steps - 1)
-        return (final_lr + 0.5 * (lr - final_lr) * (1 + math.cos(math.pi * done))) / lr
-
+    # What is left of the learning rates after so many steps.
+    share = falling(1.0, final_lr / lr, steps)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
     last: list[Tensor] = []
 

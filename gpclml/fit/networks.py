@@ -21,15 +21,10 @@ from gpclml._utils.environment import progress_bar
 from gpclml._utils.resuming import copied_state
 from gpclml.conditioning import KFold
 from gpclml.errors import NonFiniteError, UnsupportedError
-from gpclml.fit.deep_kernel import (
-    drop_second_part,
-    has_second_part,
-    start_second_part,
-    warm_start_fresh_models,
-)
+from gpclml.fit.deep_kernel import deep_kernels, start_second_part, warm_start_fresh_models
 from gpclml.fit.result import FitResult
 from gpclml.fit.search import objective
-from gpclml.fit.train import Training, set_gradients
+from gpclml.fit.train import Training, falling, set_gradients
 from gpclml.inference.observations import training_observations
 from gpclml.mlls.fixed_loss import fresh_loss
 from gpclml.models import GPRegression, find_networks
@@ -45,6 +40,8 @@ _START_ROWS = 1000  # at most
 # Of the learning rate: of the network of the kernel "deep", and of what is in no network.
 _NETWORK_RATE, _OTHER_RATE = 0.1, 2.0
 _WARM_UP = 50  # steps
+_FOLDS = 4
+_NO_VARIANCE = 1e-12  # next to which rounding is more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +58,12 @@ class NetworksFitResult(FitResult):
             checkpoints mean that training ended early.
         gains: Mean gain in held-out log density over the untrained model, nats per point.
         standard_errors: Of the gains, over points.
-        error_gains: Mean decrease in held-out squared error, in squared standardized units.
-        num_held_out: Number of held-out points scored, each time.
     """
 
     chosen: int
     steps: list[int]
     gains: list[float]
     standard_errors: list[float]
-    error_gains: list[float]
-    num_held_out: list[int]
 
 
 @checked
@@ -79,7 +72,6 @@ def fit_networks(
     *,
     steps: int = 300,
     lr: float = 0.01,
-    n_splits: int = 4,
     seed: int = 0,
     progress: bool | None = None,
 ) -> NetworksFitResult:
@@ -92,14 +84,14 @@ def fit_networks(
     objective of 400 random rows in each step, so that the cost of a step does not grow with n. In
     any other model Adam trains networks and hyperparameters together from their current values.
 
-    The number of steps is chosen by cross-validation. For each fold a copy is trained on the other
-    folds and scored on the fold's points by :math:`\log p(y_i \mid y_{\ne i})` at five checkpoints.
-    Of the checkpoints with no larger squared error than the untrained model, the one is chosen
-    whose mean gain exceeds 1.5 standard errors the most, and training on all data takes as many
-    steps. If there is none, the model is not changed, and ``"deep"`` becomes the ARD GP alone: the
-    GP that :func:`~gpclml.fit.fit_mll` fits with the kernel ``"rbf"`` under the LML. Training on
-    the folds ends early if the gain is a standard error below zero (two at the start) or no longer
-    grows.
+    The number of steps is chosen by cross-validation on four folds, or fewer that hold 1000 points
+    together. For each fold a copy is trained on the other folds and scored on the fold's points by
+    :math:`\log p(y_i \mid y_{\ne i})` at five checkpoints. Of the checkpoints with no larger
+    squared error than the untrained model, the one is chosen whose mean gain exceeds 1.5 standard
+    errors the most, and training on all data takes as many steps. If there is none, the model is
+    not changed, and ``"deep"`` becomes the ARD GP alone: the GP that :func:`~gpclml.fit.fit_mll`
+    fits with the kernel ``"rbf"`` under the LML. Training on the folds ends early if the gain is a
+    standard error below zero (two at the start) or no longer grows.
 
     Args:
         mll: An objective of a :class:`~gpclml.models.GPRegression` with a network in its kernel or
@@ -108,7 +100,6 @@ def fit_networks(
         steps: Most steps.
         lr: Learning rate of Adam for networks, with a warm-up and a cosine decay. Everything else
             has twice this rate, and the network of the kernel ``"deep"`` a tenth of it.
-        n_splits: Number of folds. Folds are used until they hold 1000 points together.
         seed: Seed of the folds and subsets.
         progress: Whether to show progress bars; None shows them on terminals and in notebooks.
 
@@ -117,7 +108,7 @@ def fit_networks(
 
     Raises:
         UnsupportedError: If the model is no GPRegression, batched, or has no network.
-        ArgumentError: If ``steps``, ``lr`` or ``n_splits`` is out of range.
+        ArgumentError: If ``steps`` or ``lr`` is out of range.
 
     Note:
         At most one training for each fold used, and one on all data.
@@ -141,7 +132,7 @@ def fit_networks(
     check_positive(lr=lr)
     # Fewer than four where steps are few.
     checkpoints = sorted({round(steps * k / _CHECKPOINTS) for k in range(_CHECKPOINTS + 1)})
-    folds = _folds(model, n_splits, seed)
+    folds = _folds(model, seed)
     warm_start_fresh_models(mll)
     gains = _held_out_gains(mll, folds, checkpoints, lr, seed, progress)
     # The untrained model has no gain and no error, so that it stays unless one is clear.
@@ -151,7 +142,7 @@ def fit_networks(
     ]
     chosen, message = margins.index(max(margins)), ""
     history: list[float] = []
-    rows = _observed(model)
+    rows, deep = _observed(model), deep_kernels(model)
     if chosen:
         training = _SubsetTraining(mll, rows, checkpoints, lr, seed)
         before = copied_state(mll)
@@ -162,18 +153,18 @@ def fit_networks(
             mll.load_state_dict(before)
             chosen, message = 0, str(error)
         history = training.course.history
-    if chosen == 0 and has_second_part(model):
-        drop_second_part(model)
+    if chosen == 0 and deep is not None:
+        with torch.no_grad():
+            deep.residual.outputscale = _NO_VARIANCE
     mll.train()
     with _conditioned_on(model, rows):
         reached = objective(mll)
     mll.eval()
-    means, standard_errors, errors, counts = (list(column) for column in zip(*gains, strict=True))
     return NetworksFitResult(
         objective=reached, history=history, seconds=time.perf_counter() - start, message=message,
         problem="stopped" if message else "", chosen=chosen,
-        steps=[0, *checkpoints][: len(gains)], gains=means, standard_errors=standard_errors,
-        error_gains=errors, num_held_out=counts,
+        steps=[0, *checkpoints][: len(gains)], gains=[gain.mean for gain in gains],
+        standard_errors=[gain.standard_error for gain in gains],
     )  # fmt: skip
 
 
@@ -181,26 +172,21 @@ def _observed(model: GPRegression) -> Tensor:
     return (~cast(Tensor, model.train_targets).isnan()).nonzero()[:, 0]
 
 
-def _folds(model: GPRegression, count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Rows to train on and rows held out, of so many folds as hold enough points together."""
+def _folds(model: GPRegression, seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Rows to train on and rows held out, of as many folds as hold enough points together."""
     rows, missing = _observed(model), cast(Tensor, model.train_targets).isnan().cpu()
-    folds: list[tuple[Tensor, Tensor]] = []
-    held_out = 0
-    for group in KFold(count, seed).held_out(len(missing), observed=~missing):
-        for block in group.to(rows.device):
-            if held_out < _ENOUGH:
-                folds.append((rows[~torch.isin(rows, block)], block))
-                held_out += len(block)
-    return folds
+    groups = KFold(_FOLDS, seed).held_out(len(missing), observed=~missing)
+    blocks = [block for group in groups for block in group.to(rows.device)]
+    used = [k for k in range(len(blocks)) if sum(map(len, blocks[:k])) < _ENOUGH]
+    return [(rows[~torch.isin(rows, blocks[k])], blocks[k]) for k in used]
 
 
 class _Gain(NamedTuple):
-    """What a training has gained at a checkpoint; see :class:`NetworksFitResult`."""
+    """What a training has gained at a checkpoint: log density, and a decrease in squared error."""
 
     mean: float
     standard_error: float
     error: float
-    num_held_out: int
 
 
 def _held_out_gains(
@@ -242,7 +228,7 @@ def _held_out_gains(
                 if steps and gains[-1].mean <= max(gain.mean for gain in gains[:-1]):
                     return gains
     except (NanError, NotPSDError):
-        return gains[:-1] or [_Gain(0.0, 0.0, 0.0, 0)]  # the last was not of all folds
+        return gains[:-1] or [_Gain(0.0, 0.0, 0.0)]  # the last was not of all folds
     return gains
 
 
@@ -252,7 +238,7 @@ def _gain(scores: list[Tensor], before: list[Tensor]) -> _Gain:
     densities, errors = torch.cat([now - then for now, then in pairs], dim=-1)
     count = len(densities)
     error = float(densities.std()) / math.sqrt(count) if count > 1 else math.inf
-    return _Gain(float(densities.mean()), error, -float(errors.mean()), count)
+    return _Gain(float(densities.mean()), error, -float(errors.mean()))
 
 
 class _SubsetTraining:
@@ -271,13 +257,14 @@ class _SubsetTraining:
         self.course = Training()
         self.generator = seeded(seed)
         self.optimizer = torch.optim.Adam(self._groups(lr), lr=lr)
+        decay = falling(1.0, 0.0, checkpoints[-1] + 1)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: _share_of_rate(step, checkpoints[-1])
+            self.optimizer, lambda step: min(1.0, (step + 1) / _WARM_UP) * decay(step)
         )
 
     def start(self) -> None:
         """Brings the kernel ``"deep"`` to where its training starts."""
-        if has_second_part(self.model):
+        if deep_kernels(self.model):
             start_second_part(self.model, self._subset(_START_ROWS))
 
     def train(self, steps: int, progress: bool | None = False) -> None:
@@ -316,7 +303,7 @@ class _SubsetTraining:
 
     def _groups(self, lr: float) -> list[dict]:
         networks, rate = find_networks(self.model), 1.0
-        if has_second_part(self.model):  # its linear map is fitted already, unlike its network
+        if deep_kernels(self.model):  # its linear map is fitted already, unlike its network
             networks = [getattr(network, "network", network) for network in networks]
             rate = _NETWORK_RATE
         weights = [p for network in networks for p in network.parameters() if p.requires_grad]
@@ -344,8 +331,3 @@ def _conditioned_on(model: GPRegression, rows: Tensor) -> Iterator[None]:
 def _not_finite(what: str) -> NonFiniteError:
     suggestion = "Lower the learning rate, or look for duplicated rows."
     return NonFiniteError(what, "NaN or infinite values", "finite ones", suggestion)
-
-
-def _share_of_rate(step: int, steps: int) -> float:
-    rise = min(1.0, (step + 1) / _WARM_UP)
-    return rise * 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))

@@ -7,6 +7,7 @@ Positive hyperparameters enter the vector by their logarithms. :func:`line_searc
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import threading
 import time
@@ -47,11 +48,7 @@ from gpclml.fit.result import MLLFitResult, Problem
 from gpclml.fit.train import non_finite, trainable
 from gpclml.gram import Transform, transform_of
 from gpclml.inference import Road, training_observations
-from gpclml.mlls.fixed_loss import (
-    FixedLoss,
-    fixed_loss,
-    scores_first_points,
-)
+from gpclml.mlls.fixed_loss import FixedLoss, fixed_loss, scores_first_points
 from gpclml.models import GPRegression
 
 Record = Callable[[float], None]
@@ -85,15 +82,15 @@ _FOREACH: Any = torch
 def frozen(mll: MarginalLogLikelihood, names: Iterable[str]) -> Iterator[None]:
     """Within the block the parameters of these names or prefixes are not trained."""
     named = dict(mll.named_parameters())
-    held: list[torch.nn.Parameter] = []
+    held: dict[str, Tensor] = {}
     for name in names:
-        matches = [p for key, p in named.items() if key == name or key.startswith(f"{name}.")]
+        matches = {key for key in named if key == name or key.startswith(f"{name}.")}
         if not matches:
             raise UnknownNameError("freeze", name, named)
-        held += [p for p in matches if p.requires_grad]
-    for parameter in held:
-        parameter.requires_grad_(False)
+        held |= {key: p for key, p in trainable(mll).items() if key in matches}
     try:
+        for parameter in held.values():
+            parameter.requires_grad_(False)
         if not trainable(mll):
             suggestion = "Unfreeze some, or evaluate the objective without a fit."
             raise ArgumentError(
@@ -101,7 +98,7 @@ def frozen(mll: MarginalLogLikelihood, names: Iterable[str]) -> Iterator[None]:
             )
         yield
     finally:
-        for parameter in held:
+        for parameter in held.values():
             parameter.requires_grad_(True)
 
 
@@ -149,13 +146,11 @@ def bounds_of(mll: MarginalLogLikelihood) -> Bounds:
         if lower.numel() == 1 and constraint.enforced and 0 < float(lower) < math.inf:
             nearest = float(constraint.inverse_transform(lower * (1 + _MARGIN)))
             bounds[name] = min(nearest, float(parameter.detach().min())), math.inf
-    for prefix, module in mll.named_modules():
-        name = f"{prefix}.raw_alpha"
-        if isinstance(module, RQKernel) and name in bounds:
-            shape, constraint = cast(Any, module).raw_alpha.detach(), module.raw_alpha_constraint
-            most = cast(Any, constraint).inverse_transform(shape.new_tensor(_LARGEST_SHAPE))
-            lower, upper = bounds[name]
-            bounds[name] = lower, torch.minimum(torch.as_tensor(upper), shape.max().maximum(most))
+        module, _, attribute = name.rpartition(".")
+        if attribute == "raw_alpha" and isinstance(mll.get_submodule(module), RQKernel):
+            most = constraint.inverse_transform(parameter.new_tensor(_LARGEST_SHAPE))
+            most = parameter.detach().max().maximum(most)
+            bounds[name] = bounds[name][0], torch.minimum(torch.as_tensor(bounds[name][1]), most)
     return bounds
 
 
@@ -200,8 +195,10 @@ class Vector:
             [piece.view(values.shape) for piece, values in zip(pieces, self._values, strict=True)]
             for pieces in (self._raw.split(self._sizes), self._raw_slope.split(self._sizes))
         )
+        stops = zip(self._named, self._sizes, itertools.accumulate(self._sizes), strict=True)
+        self._slices = {name: slice(stop - size, stop) for name, size, stop in stops}
         self._raw_box = numpy.array([[-math.inf], [math.inf]]).repeat(sum(self._sizes), axis=1)
-        for name, index in self._slices():
+        for name, index in self._slices.items():
             for row, bound in zip(self._raw_box, bounds.get(name, ()), strict=False):
                 if bound is not None:
                     whole = torch.as_tensor(bound, dtype=torch.float64)
@@ -238,7 +235,7 @@ class Vector:
         _FOREACH._foreach_copy_(self._slope_pieces, self._gradients)
         slope = self._chain(numbers(self._raw_slope), raw)
         if not (math.isfinite(value) and numpy.isfinite(slope).all()):
-            bad = [name for name, at in self._slices() if not numpy.isfinite(slope[at]).all()]
+            bad = [key for key, at in self._slices.items() if not numpy.isfinite(slope[at]).all()]
             raise non_finite(value, bad)
         if value < self.lowest:
             self.lowest, self.best, self._slope = value, point.copy(), slope
@@ -280,11 +277,6 @@ class Vector:
         _FOREACH._foreach_copy_(self._values, self._pieces)
         return raw
 
-    def _slices(self) -> Iterator[tuple[str, slice]]:
-        start = 0
-        for name, size in zip(self._named, self._sizes, strict=True):
-            yield name, slice(start, start := start + size)
-
     def _from_raw(self, raw: ndarray) -> ndarray:
         point = raw.copy()
         for index, transform in self._transforms:
@@ -308,13 +300,16 @@ class Vector:
 
     def _logarithms(self) -> list[tuple[ndarray, Transform]]:
         """Indices of what has a lower bound of zero or more, by GPyTorch's softplus or directly."""
-        slices, lower = dict(self._slices()), numpy.zeros(len(self.best))
+        slices, lower = self._slices, numpy.zeros(len(self.best))
         kinds = numpy.full(len(self.best), "raw parameter")
         for name, parameter, constraint in cast(Any, self._mll).named_parameters_and_constraints():
             transform = transform_of(constraint)
-            if name not in slices or type(constraint) not in (GreaterThan, Positive):
+            if transform is None or name not in slices:
                 continue
-            if transform is None or not bool((constraint.lower_bound >= 0).all()):
+            if (
+                type(constraint) not in (GreaterThan, Positive)
+                or (constraint.lower_bound < 0).any()
+            ):
                 continue
             if bool((transform.value(parameter.detach().double()) > 0).all()):
                 kinds[slices[name]] = "softplus" if transform.is_softplus else "direct"
@@ -351,9 +346,7 @@ def one_thread() -> Iterator[None]:
                 limit.restore_original_limits()
 
 
-@functools.cache
-def _libraries() -> ThreadpoolController:
-    return ThreadpoolController()
+_libraries = functools.cache(ThreadpoolController)
 
 
 # ------------------------------------------------------------------ one line search
@@ -415,8 +408,9 @@ def _line_search(
     meanwhile, which the loss that is returned leaves out.
     """
     model, bounds = mll.model, bounds_of(mll)
-    is_open = isinstance(model, GPRegression) and not scores_first_points(mll)
-    priors = cast(GPRegression, model).weak_priors() if is_open else nullcontext(False)
+    priors: Any = nullcontext(False)
+    if isinstance(model, GPRegression) and not scores_first_points(mll):
+        priors = model.weak_priors()
     gradients = [(parameter, parameter.grad) for parameter in mll.parameters()]
     targets = getattr(model, "train_targets", None)
     num_points = targets.numel() if isinstance(targets, Tensor) else 1
@@ -459,13 +453,11 @@ def _minimize(
     lowest: list[float] = []  # loss by each step, over resumed searches
 
     def watch(intermediate_result: Any) -> None:  # SciPy goes by the name
-        loss = float(intermediate_result.fun)
-        if not math.isfinite(loss):
-            return
-        record(loss)
-        lowest.append(min([loss, *lowest[-1:]]))
-        if len(lowest) > _WINDOW and lowest[-1 - _WINDOW] - lowest[-1] < least_gain:
-            raise _GainsNothingError
+        if math.isfinite(loss := float(intermediate_result.fun)):
+            record(loss)
+            lowest.append(min([loss, *lowest[-1:]]))
+            if len(lowest) > _WINDOW and lowest[-1 - _WINDOW] - lowest[-1] < least_gain:
+                raise _GainsNothingError
 
     vector.evaluate(vector.best)
     # Nearest to its start a search in logarithms often finds short lengthscales and no noise. The
@@ -623,19 +615,17 @@ def _other_starts(
         if isinstance(module, Kernel) and module.has_lengthscale
         and cast(Tensor, module.raw_lengthscale).requires_grad
     ]  # fmt: skip
-    starts: list[tuple[float, Mapping[str, Any]]] = []
+    starts: dict[tuple[float, ...], tuple[float, Mapping[str, Any]]] = {}
     for factors in (_SHORTER, _LONGER) if kernels else ((1.0,),):
-        tried = []
         for factor in factors:
             mll.load_state_dict(initial)
             _rescale(mll, kernels, factor)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NumericalWarning)  # it may be given up at once
                 value = objective(mll)
-            if math.isfinite(value):
-                tried.append((value, copied_state(mll)))
-        starts += [max(tried, key=itemgetter(0))] if tried else []
-    return [state for _, state in sorted(starts, key=itemgetter(0), reverse=True)]
+            if starts.get(factors, (-math.inf,))[0] < value < math.inf:
+                starts[factors] = value, copied_state(mll)
+    return [state for _, state in sorted(starts.values(), key=itemgetter(0), reverse=True)]
 
 
 @torch.no_grad()

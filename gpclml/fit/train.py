@@ -56,17 +56,24 @@ def trainable(mll: torch.nn.Module) -> dict[str, Tensor]:
     return {name: p for name, p in mll.named_parameters() if p.requires_grad}
 
 
-def limits_of(mll: MarginalLogLikelihood) -> dict[str, tuple[Tensor, Tensor]]:
+def limits_of(mll: MarginalLogLikelihood) -> dict[str, list[Tensor]]:
     """Bounds of constraints without a transform, by the parameter's name."""
     load_botorch()
     from botorch.optim.utils import get_parameters_and_bounds
 
     named, bounds = get_parameters_and_bounds(cast(Any, mll), requires_grad=True)
-    limits = {}
-    for name, pair in bounds.items():
-        lower, upper = (tensor_like(cast(Any, bound), named[name]) for bound in pair)
-        limits[name] = lower, upper
-    return limits
+    pairs = cast(Any, bounds).items()
+    return {name: [tensor_like(end, named[name]) for end in pair] for name, pair in pairs}
+
+
+def falling(first: float, last: float, steps: int) -> Callable[[int], float]:
+    """The learning rate after so many steps, which falls to the last step's by half a cosine."""
+
+    def rate(number: int) -> float:
+        done = min(number / max(1, steps - 1), 1.0)
+        return last + (first - last) * (0.5 + 0.5 * math.cos(math.pi * done))
+
+    return rate
 
 
 def non_finite(value: float, names: list[str]) -> NonFiniteError:

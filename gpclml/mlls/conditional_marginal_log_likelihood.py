@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -31,16 +31,9 @@ from gpclml.conditioning import (
     Split,
 )
 from gpclml.errors import NonFiniteError, UnsupportedError
+from gpclml.inference import Observations, Road, Solver, training_observations
 from gpclml.inference.neighbours import mean_log_density, neighbors_road, training_metric
-from gpclml.inference.observations import (
-    Observations,
-    Road,
-    Solver,
-    approximated_as,
-    missing_targets,
-    observations,
-    training_observations,
-)
+from gpclml.inference.observations import approximated_as, missing_targets, observations
 from gpclml.linalg import IterativeReport
 from gpclml.mlls._terms import check_train_mode, plus_priors
 
@@ -234,14 +227,12 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
 
     def _objective_of_few(self, split: Split) -> Tensor:
         """The objective of the rows of a split, for which alone the model is asked."""
-        model = cast(ExactGP, self.model)
-        targets = cast(Tensor, model.train_targets)
+        targets = cast(Tensor, self.model.train_targets)
         rows, local = split.restricted()
         rows = rows.to(targets.device)
         data = observations(self.likelihood, self._prior_at(rows), targets[rows])
-        value = mean_log_density(data, local)
         num_rows = cast(NearestNeighbors, self.conditioning).num_rows
-        return plus_priors(value, model, num_rows, data.params)
+        return plus_priors(mean_log_density(data, local), self.model, num_rows, data.params)
 
     def _prior_at(self, rows: Tensor) -> MultivariateNormal:
         """The model's output at some of its training points."""
@@ -263,10 +254,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
         Returns:
             The loss, ``(*batch,)``.
         """
-        weak_priors = getattr(self.model, "weak_priors", None)
-        if self.scores_first_points or weak_priors is None:
-            return self._fixed_loss(**kwargs)
-        with weak_priors():
+        weak_priors = getattr(self.model, "weak_priors", nullcontext)
+        with nullcontext() if self.scores_first_points else weak_priors():
             return self._fixed_loss(**kwargs)
 
     def _fixed_loss(self, **kwargs: Any) -> Tensor:
@@ -440,21 +429,18 @@ def _check_latent(
 def _without_learning(model: ExactGP) -> Iterator[None]:
     """Within the block BoTorch's transform of inputs keeps bounds that it learns from all rows."""
     transform: Any = getattr(model, "input_transform", None)
-    learns = getattr(transform, "learn_coefficients", False)
+    if not getattr(transform, "learn_coefficients", False):
+        yield
+        return
+    transform.learn_coefficients = False
     try:
-        if learns:
-            transform.learn_coefficients = False
         yield
     finally:
-        if learns:
-            transform.learn_coefficients = True
+        transform.learn_coefficients = True
 
 
 def member_objectives(
-    mlls: Sequence[ConditionalMarginalLogLikelihood],
-    stack: ExactGP,
-    data: Observations,
-    blocks: Sequence[Sequence[Tensor]],
+    stack: ExactGP, data: Observations, blocks: Sequence[Sequence[Tensor]]
 ) -> Tensor:
     """The objective of each member of a stack of models at its own held-out points, ``(k,)``.
 
@@ -462,23 +448,19 @@ def member_objectives(
     blocks, are evaluated in one pass; others one by one. ``data`` are those of the stack.
     """
 
-    def key(member: int) -> tuple[Any, ...]:
+    def key(groups: Sequence[Tensor]) -> tuple[Any, ...]:
         """Equal for members that can be evaluated in one pass."""
-        shapes = [group.shape for group in blocks[member]]
+        shapes = [group.shape for group in groups]
         is_single = len(shapes) == 1 and shapes[0][0] == 1
         # Blocks of one size are stacked, whatever their indices; several have to be the same.
-        numbers = [] if is_single else [group.numpy().tobytes() for group in blocks[member]]
-        return shapes, numbers
+        return shapes, [] if is_single else [group.numpy().tobytes() for group in groups]
 
-    values = []
-    for (_, numbers), run in itertools.groupby(range(len(mlls)), key):
+    values, first = [], 0
+    for (_, numbers), run in itertools.groupby(blocks, key):
         members = list(run)
-        rows = (
-            data if len(members) == len(mlls) else data.member(slice(members[0], members[-1] + 1))
-        )
-        groups = blocks[members[0]]
-        if not numbers:
-            groups = [torch.stack([blocks[member][0] for member in members])]
+        indices = slice(first, first := first + len(members))
+        rows = data if len(members) == len(blocks) else data.member(indices)
+        groups = members[0] if numbers else [torch.stack([group for (group,) in members])]
         values.append(_held_out_density(rows, groups)[0])
     return plus_priors(torch.cat(values), stack, data.num_observed(), data.params)
 

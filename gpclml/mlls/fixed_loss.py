@@ -28,20 +28,12 @@ from torch import Tensor
 
 from gpclml.conditioning import LastPoints, NearestNeighbors
 from gpclml.gram import Gradients, Gram, Reason, closed_form, has_hooks
-from gpclml.inference.observations import (
-    Road,
-    has_one_noise,
-    likelihood_parameters,
-    training_observations,
-)
+from gpclml.inference import Road, likelihood_parameters, training_observations
+from gpclml.inference.observations import has_one_noise
 from gpclml.linalg import Covariance, GramCovariance
 from gpclml.linalg.dense import LogDensity
 from gpclml.mlls._terms import log_priors, plus_priors, registered
-from gpclml.mlls.conditional_marginal_log_likelihood import (
-    ConditionalMarginalLogLikelihood,
-    ExactMarginalLogLikelihood,
-    LeaveOneOutPseudoLikelihood,
-)
+from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
 from gpclml.models import BayesianLinearModel, GPRegression
 
 
@@ -88,14 +80,13 @@ def fixed_loss(mll: MarginalLogLikelihood) -> Tensor:
     """
     if isinstance(mll, SumMarginalLogLikelihood):
         return torch.stack([fixed_loss(member) for member in cast(Any, mll.mlls)]).mean()
-    # A subclass may have a loss of its own, which is taken as it is.
-    custom: Callable[[], Tensor] | None = getattr(mll, "compute_custom_loss", None)
     if type(mll) is ConditionalMarginalLogLikelihood and _takes_few_rows(mll):
         return -mll.fixed_objective()
-    if isinstance(mll, ConditionalMarginalLogLikelihood):
-        ours = ConditionalMarginalLogLikelihood.compute_custom_loss
-        if type(mll).compute_custom_loss is ours:
-            custom = mll._fixed_loss
+    # A subclass may have a loss of its own, which is taken as it is.
+    custom: Callable[[], Tensor] | None = getattr(mll, "compute_custom_loss", None)
+    ours = ConditionalMarginalLogLikelihood.compute_custom_loss
+    if getattr(type(mll), "compute_custom_loss", None) is ours:
+        custom = cast(Any, mll)._fixed_loss
     return fresh_loss(mll) if custom is None else custom().sum()
 
 
@@ -106,14 +97,10 @@ def scores_first_points(mll: MarginalLogLikelihood) -> bool:
     return not isinstance(mll, gpytorch.mlls.LeaveOneOutPseudoLikelihood)
 
 
-_KNOWN = (
-    ConditionalMarginalLogLikelihood, ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood,
-)  # fmt: skip
 _RECORDED_UP_TO = 4096  # points, beyond which a GPU is busy for longer than its work is launched
 _WARM_UP = 2  # evaluations before the one that is recorded, in which libraries are loaded
 _MOST_MEMBERS = 16  # of a batch, beyond which all are evaluated together
-
-
+_NO_OTHER_LOSS = None, GPRegression.compute_custom_loss, BayesianLinearModel.compute_custom_loss
 _OWN_ROAD = "the objective itself is called"  # which says its road: neighbours, latent values
 
 
@@ -174,15 +161,17 @@ class FixedLoss:
         if is_upstream:
             if not isinstance(model, ExactGP) or mll.likelihood is not model.likelihood:
                 return "the model is not an ExactGP with the objective's likelihood"
-            if _has_own_loss(model):
+            # BoTorch minimizes that in place of the negative objective.
+            loss = getattr(type(model), "compute_custom_loss", None)
+            if loss not in _NO_OTHER_LOSS or "compute_custom_loss" in vars(model):
                 return f"{type(model).__name__} has a loss of its own, compute_custom_loss"
             mll = ConditionalMarginalLogLikelihood(mll.likelihood, model, LastPoints(m=0))
-        elif type(mll) not in _KNOWN:
+        elif type(mll).__module__ != ConditionalMarginalLogLikelihood.__module__:
             if hasattr(mll, "road"):
                 return _OWN_ROAD
             return f"{type(mll).__name__} is an objective of its own"
         self._mll, self._model = cast(ConditionalMarginalLogLikelihood, mll), model
-        is_gaussian = isinstance(self._mll.likelihood, _GaussianLikelihoodBase)
+        is_gaussian = isinstance(mll.likelihood, _GaussianLikelihoodBase)
         if isinstance(self._mll.conditioning, NearestNeighbors) or not is_gaussian:
             return _OWN_ROAD
         with torch.no_grad():
@@ -204,20 +193,21 @@ class FixedLoss:
         batch = data.residual.shape[:-1]
         self._zeros = data.residual.new_zeros(batch, dtype=torch.float64)
         self._params = data.params
-        self._priors, self._added_losses = priors, added_losses = registered(model)
+        self._priors, self._added_losses = registered(model)
         self._prior = None
         if isinstance(self._density, LogDensity):  # conjugate gradients take a covariance as it is
             self._prior = _known_prior(model, mll.likelihood, observed.places)
-        fixed = self._prior is not None and self._prior.has_fixed_inputs and not added_losses
+        known = self._prior
+        fixed = known is not None and known.has_fixed_inputs and not self._added_losses
         if batch:
             # A few members of a batch, each with all that it is trained by for itself.
-            if fixed and len(batch) == 1 and 1 < batch[0] <= _MOST_MEMBERS:
-                known = cast(_KnownPrior, self._prior)
+            if known and fixed and len(batch) == 1 and 1 < batch[0] <= _MOST_MEMBERS:
                 trained = [p for p in mll.parameters() if p.requires_grad]
-                count = sum(p.requires_grad for p in known.modules.parameters())
-                independent = all(p.shape[:1] == batch for p in trained)
-                independent = independent and len(trained) == count
-                if independent and all(log_priors([p], batch).value.shape == batch for p in priors):
+                if (
+                    len(trained) == sum(p.requires_grad for p in known.modules.parameters())
+                    and all(p.shape[:1] == batch for p in trained)
+                    and all(log_priors([p], batch).value.shape == batch for p in self._priors)
+                ):
                     self._members = [known.member(i) for i in range(batch[0])]
             if is_upstream and not self._members:
                 return "members of the batch share parameters or priors"
@@ -232,8 +222,7 @@ class FixedLoss:
         """The log density, ``(*batch,)``, and the gradients of the loss that is made of it."""
         density = self._density if checked else replace(self._density, checked=False)
         if prior is None:
-            data = training_observations(self._model, self._mll.likelihood)
-            data, _ = data.at(self._split)
+            data, _ = training_observations(self._model, self._mll.likelihood).at(self._split)
             covariance = data.covariance_by(self._mll.solver, self._blocks)
             residual = data.residual
         else:
@@ -250,8 +239,8 @@ class FixedLoss:
         No value is read meanwhile, for which a GPU would finish all that is queued.
         """
         value, gradients = self._density_and_gradients(self._prior, checked=False)
-        leaves = [(tensor, gradient) for tensor, gradient in gradients if tensor.is_leaf]
-        inner = [(tensor, gradient) for tensor, gradient in gradients if not tensor.is_leaf]
+        leaves = [pair for pair in gradients if pair[0].is_leaf]
+        inner = [pair for pair in gradients if not pair[0].is_leaf]
         if inner:
             trained = [p for p in self._mll.parameters() if p.requires_grad]
             tensors, weights = zip(*inner, strict=True)
@@ -273,14 +262,6 @@ class FixedLoss:
         weight, index = torch.zeros_like(self._zeros), ... if member is None else member
         weight[index] = -1.0 / self._rows
         return -total.expand_as(weight)[index].sum().item() / self._rows, vjp(weight)
-
-
-def _has_own_loss(model: torch.nn.Module) -> bool:
-    """Whether BoTorch minimizes another loss of this model than the negative objective."""
-    method = getattr(type(model), "compute_custom_loss", None)
-    if method in (None, GPRegression.compute_custom_loss, BayesianLinearModel.compute_custom_loss):
-        return "compute_custom_loss" in vars(model)
-    return True
 
 
 def _accumulate(gradients: Gradients) -> None:
@@ -410,15 +391,15 @@ def _known_prior(model: ExactGP, likelihood: Any, places: Tensor | None) -> _Kno
     known = _input_transform(model)
     if known is None or not has_one_noise(likelihood):
         return None
+    kernel, mean, noise = cast(Any, (model.covar_module, model.mean_module, likelihood.noise_covar))
+    if any(map(has_hooks, (model, likelihood, mean))):
+        return None
     given, (transform, is_fixed) = cast(Any, model.train_inputs)[0], known
 
     def inputs() -> Tensor:
         x = transform(given)
         return x if places is None else x.index_select(-2, places)
 
-    kernel, mean, noise = cast(Any, (model.covar_module, model.mean_module, likelihood.noise_covar))
-    if any(has_hooks(module) for module in cast(Any, (model, likelihood, mean))):
-        return None
     gram = closed_form(kernel, select=True)
     x = inputs()
     # Of low rank the covariance has exact algebra that takes less than a matrix.
@@ -435,8 +416,9 @@ def _input_transform(model: ExactGP) -> tuple[Callable[[Tensor], Tensor], bool] 
     """What maps inputs to those of mean and kernel, where that is known, and if it is fixed."""
     given, *others = cast(tuple[Tensor, ...], model.train_inputs)
     kind, botorch = cast(Any, type(model)), sys.modules.get("botorch.models")
-    ours = sys.modules.get("gpclml.models.botorch")  # whose model differs in eval mode only
-    calls = [ExactGP.__call__, *([ours.DeepKernelGP.__call__] if ours else [])]
+    calls = [ExactGP.__call__]
+    if ours := sys.modules.get("gpclml.models.botorch"):  # whose model differs in eval mode only
+        calls.append(ours.DeepKernelGP.__call__)
     if others or not given.is_floating_point() or kind.__call__ not in calls:
         return None
     if kind.forward is GPRegression.forward:

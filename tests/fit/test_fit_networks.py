@@ -68,12 +68,7 @@ def test_warm_start_is_the_fit_of_the_ard_gp():
 
 
 @pytest.mark.parametrize(
-    "fit",
-    [
-        lambda mll: fit_mll(mll, "adam", steps=2, lr=1e-9, progress=False),
-        lambda mll: fit_batch([mll], "adam", steps=2, lr=1e-9, progress=False),
-    ],
-    ids=["mll", "batch"],
+    "fit", [fit_mll, lambda mll, *args, **options: fit_batch([mll], **options)]
 )
 def test_fits_begin_with_the_warm_start(fit):
     x, y = rows()
@@ -81,7 +76,7 @@ def test_fits_begin_with_the_warm_start(fit):
     warm_start(warm)
     for warms, expected in ((True, warm), (False, cold)):
         model = GPRegression(x, y, kernel="deep", warm_start=warms)
-        fit(objective(model))
+        fit(objective(model), "adam", steps=2, lr=1e-9, progress=False)
         torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=1e-7)
 
 
@@ -186,15 +181,11 @@ def test_the_deep_kernel_is_trained_where_held_out_data_support_it():
     assert result.chosen > 0
     assert result.message == ""
     assert result.gains[result.chosen] > result.standard_errors[result.chosen]
-    assert result.error_gains[result.chosen] >= 0
     assert densities(mll, new_x, new_y).mean() > start + 0.2
     assert all(parameter.requires_grad for parameter in mll.parameters())
     assert not mll.training
-    inputs, targets = mll.model.train_inputs, mll.model.train_targets
-    assert isinstance(inputs, tuple)
-    assert isinstance(targets, torch.Tensor)
-    assert torch.equal(inputs[0], x)
-    assert targets.shape == y.shape
+    assert torch.equal(mll.model.train_inputs[0], x)
+    assert mll.model.train_targets.shape == y.shape
 
 
 @pytest.mark.slow
@@ -217,17 +208,15 @@ def test_it_is_the_ard_gp_where_they_do_not():
     result = fit_networks(mll, steps=40, progress=False)
     assert result.chosen == 0
     assert result.steps[:2] == [0, 0]
-    assert result.gains[0] == result.standard_errors[0] == result.error_gains[0] == 0
-    assert result.num_held_out[0] == 60
+    assert result.gains[0] == result.standard_errors[0] == 0
     plain = regression(x, y, LastPoints(0), kernel="rbf")
     fit_mll(plain, progress=False)
     new_x, new_y = noise_data(seed=1)
     expected = densities(plain, new_x, new_y)
     torch.testing.assert_close(densities(mll, new_x, new_y), expected, rtol=0, atol=1e-9)
     # Not another fit that ends nearly there: the same numbers.
-    assert torch.equal(
-        mll.model.covar_module.raw_outputscale, plain.model.covar_module.raw_outputscale
-    )
+    scales = [each.model.covar_module.raw_outputscale for each in (mll, plain)]
+    assert torch.equal(*scales)
     assert torch.equal(mll.likelihood.noise, plain.likelihood.noise)
 
 
@@ -235,10 +224,9 @@ def test_another_model_stays_as_it_was_where_they_do_not():
     mll = regression(*noise_data(), kernel="rbf", mean="mlp", hidden=[5])
     mll.model.covar_module.requires_grad_(False)
     mll.model.likelihood.requires_grad_(False)  # more noise would be a gain
-    state = {name: value.clone() for name, value in mll.state_dict().items()}
+    before = copy.deepcopy(mll)
     assert fit_networks(mll, steps=8, lr=1e-9, progress=False).chosen == 0
-    for name, value in mll.state_dict().items():
-        assert torch.equal(value, state[name])
+    assert equal(mll, before)
 
 
 @pytest.mark.slow
@@ -299,7 +287,6 @@ def test_bad_arguments():
         (batch, {}, UnsupportedError, "batch"),
         (cold, {"steps": 0}, ArgumentError, "steps"),
         (cold, {"lr": 0.0}, ArgumentError, "lr"),
-        (cold, {"n_splits": 1}, ArgumentError, "n_splits"),
     ):
         with pytest.raises(error, match=match):
             fit_networks(mll, progress=False, **options)

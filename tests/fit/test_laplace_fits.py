@@ -8,14 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from gpclml import Laplace
 from gpclml.conditioning import partition_at_random
 from gpclml.curvature import Full, FunctionSpace, GaussianWeightPrior, Kronecker
-from gpclml.errors import (
-    ArgumentError,
-    DataError,
-    ModelModeError,
-    NonFiniteError,
-    ShapeError,
-    UnknownNameError,
-)
+from gpclml.errors import ArgumentError, DataError, ModelModeError, NonFiniteError, ShapeError
 from gpclml.evidence.sampling import linearized_outputs, sample_sgld, sampled_outputs
 from gpclml.fit import fit_hyperparameters, fit_map, fit_online
 from gpclml.kernels.networks import MLP
@@ -98,10 +91,8 @@ def test_bad_arguments(fit):
             (x, y, {"final_lr": 0}, ArgumentError, "final_lr"),
         ]
     if fit is fit_online:
-        cases += [
-            (x, y, {"partition": "class"}, ArgumentError, "partition"),
-            (x, y, {"partition": "classes"}, UnknownNameError, "partition"),
-        ]
+        bad = {"hyper_steps": 0, "every": 0, "hyper_lr": 0.0, "burn_in": -1}
+        cases += [(x, y, {name: value}, ArgumentError, name) for name, value in bad.items()]
     for x_given, y_given, options, error, match in cases:
         with pytest.raises(error, match=match):
             fit(mll, x_given, y_given, progress=False, **options)
@@ -117,46 +108,25 @@ def test_bad_arguments(fit):
             fit(mll, x, y, progress=False)
 
 
-@pytest.mark.slow
-def test_estimates_over_batches_of_a_class():
-    generator = torch.Generator().manual_seed(0)
-    y = torch.arange(40) % 4
-    x = torch.nn.functional.one_hot(y, 4) + 0.4 * torch.randn(40, 4, generator=generator)
-
-    def evidence(partition):
-        torch.manual_seed(0)
-        network = MLP([4, 10, 4], torch.nn.Tanh)
-        likelihood = SoftmaxLikelihood(num_classes=4, mixing_weights=False)
-        model = LinearizedNetwork(network, GaussianWeightPrior(network, "layer", 0.1))
-        mll = LaplaceMarginalLogLikelihood(likelihood, model, 40, FunctionSpace())
-        fit = fit_online(
-            mll, x, y, epochs=30, batch_size=10, lr=0.02, hyper_lr=1e-9, burn_in=29,
-            hyper_steps=1, partition=partition, progress=False,
-        )  # fmt: skip
-        return fit.history[-1]
-
-    assert evidence("class") > evidence("random")  # a tighter lower bound
-
-
 # ------------------------------------------------------------------ weights and hyperparameters
 
 
 NOISE = 0.2
 
 
-def waves(n=60, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = 6 * torch.rand(n, 1, generator=generator, dtype=torch.float64) - 3
-    noise = NOISE * torch.randn(n, generator=generator, dtype=torch.float64)
+def waves():
+    generator = torch.Generator().manual_seed(0)
+    x = 6 * torch.rand(60, 1, generator=generator, dtype=torch.float64) - 3
+    noise = NOISE * torch.randn(60, generator=generator, dtype=torch.float64)
     return x, x[:, 0].sin() + noise
 
 
-def regression(structure=None, n=60, precision=1.0, **options):
-    network = MLP([1, 20, 1], torch.nn.Tanh).double()
+def regression(network=None, **options):
+    network = (network or MLP([1, 20, 1], torch.nn.Tanh)).double()
     likelihood = GaussianLikelihood().double()
     likelihood.noise = 1.0
-    model = LinearizedNetwork(network, GaussianWeightPrior(network, "layer", precision))
-    return LaplaceMarginalLogLikelihood(likelihood, model, n, structure or Kronecker(), **options)
+    model = LinearizedNetwork(network, GaussianWeightPrior(network, "layer"))
+    return LaplaceMarginalLogLikelihood(likelihood, model, 60, **options)
 
 
 def fit(mll, data, **options):
@@ -176,18 +146,6 @@ def test_the_noise_is_found_and_the_best_is_kept():
     assert result.evaluated[result.history.index(result.objective)] == result.best
 
 
-def test_batches_and_a_whole_give_one_evidence():
-    states = []
-    for batch_size in (None, 17):
-        mll = regression()
-        fit(mll, waves(), epochs=1, burn_in=0, hyper_steps=3, lr=1e-12, batch_size=batch_size)
-        states.append(mll.state_dict())
-    torch.testing.assert_close(*states, rtol=1e-6, atol=1e-8)
-    start = regression().state_dict()
-    for name in ("model.prior.log_precision", "likelihood.noise_covar.raw_noise"):
-        assert not torch.equal(states[0][name], start[name])
-
-
 def interrupted_after(steps, monkeypatch):
     """Adam, that of weights and that of hyperparameters, until the user gives up."""
     step, calls = torch.optim.Adam.step, []
@@ -203,14 +161,11 @@ def interrupted_after(steps, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("steps", "outputs"),
-    [(1, "all"), (8, "column"), (14, "all"), (16, "column"), (None, "all")],
+    ("steps", "outputs"), [(1, "all"), (8, "column"), (14, "all"), (16, "column"), (None, "all")]
 )  # the first; in an epoch; in a look; after it; after fewer epochs
 def test_an_interrupted_training_ends_as_a_whole_one(tmp_path, monkeypatch, steps, outputs):
     data = waves()
-    options = {
-        "batch_size": 20, "burn_in": 3, "every": 2, "hyper_steps": 3, "epochs": 9,
-    }  # fmt: skip
+    options = {"batch_size": 20, "burn_in": 3, "every": 2, "hyper_steps": 3, "epochs": 9}
     whole = regression(outputs=outputs)
     expected = fit(whole, data, **options)
     path = tmp_path / "a.pt"
@@ -226,17 +181,6 @@ def test_an_interrupted_training_ends_as_a_whole_one(tmp_path, monkeypatch, step
     assert result.log_joints == expected.log_joints
     assert (result.evaluated, result.history) == (expected.evaluated, expected.history)
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
-
-
-def test_what_ended_by_patience_stays_ended(tmp_path):
-    data, path = waves(), tmp_path / "a.pt"
-    options = {"lr": 0.5, "burn_in": 0, "every": 1, "patience": 2, "hyper_steps": 1}
-    whole = fit(regression(), data, checkpoint=path, **options)
-    assert len(whole.log_joints) < 60
-    assert len(whole.evaluated) - 1 - whole.evaluated.index(whole.best) == 2
-    resumed = regression()
-    again = fit(resumed, data, checkpoint=path, **options)
-    assert again.log_joints == whole.log_joints
 
 
 @pytest.mark.slow
@@ -260,42 +204,27 @@ def test_stochastic_estimates(structure, outputs):
 def test_dropout_stays_on_for_the_weights_and_off_for_the_evidence():
     network = torch.nn.Sequential(
         torch.nn.Linear(1, 8), torch.nn.Dropout(0.5), torch.nn.Tanh(), torch.nn.Linear(8, 1)
-    ).double()
+    )
     seen = []
     network[1].register_forward_hook(lambda module, *_: seen.append(module.training))
-    mll = LaplaceMarginalLogLikelihood(
-        GaussianLikelihood().double(), LinearizedNetwork(network), 60, Full()
-    )
-    mll.train()
+    mll = regression(network, curvature=Full()).train()
     fit(mll, waves(), epochs=3, burn_in=0, every=1)
     assert network[1].training
-    assert {True, False} == set(seen)
     assert seen[0]
-    assert seen[-1] is False
+    assert not seen[-1]
 
 
 def test_a_temperature_that_is_a_parameter_is_fitted():
-    temperature = torch.nn.Parameter(torch.tensor(2.0).double())
-    mll = regression(temperature=temperature)
+    mll = regression(temperature=torch.nn.Parameter(torch.tensor(2.0).double()))
     fit(mll, waves(), epochs=12, burn_in=5)
     assert float(mll.temperature.detach()) != 2.0
 
 
-def test_bad_options(tmp_path):
-    data = waves()
-    for options, match in (
-        *(({name: 0}, name) for name in ("epochs", "batch_size", "hyper_steps", "every")),
-        ({"patience": 0}, "patience"), ({"hyper_lr": 0.0}, "hyper_lr"),
-        ({"burn_in": -1}, "burn_in"),
-    ):  # fmt: skip
-        with pytest.raises(ArgumentError, match=match):
-            fit(regression(), data, **options)
-    path = tmp_path / "a.pt"
+def test_a_checkpoint_of_another_network(tmp_path):
+    data, path = waves(), tmp_path / "a.pt"
     fit(regression(), data, epochs=1, burn_in=0, checkpoint=path)
-    other = LinearizedNetwork(MLP([1, 5, 1]).double())
-    mll = LaplaceMarginalLogLikelihood(GaussianLikelihood().double(), other, 60)
     with pytest.raises(DataError, match="of another architecture"):
-        fit(mll, data, checkpoint=path)
+        fit(regression(MLP([1, 5, 1])), data, checkpoint=path)
 
 
 def test_classes_that_were_shuffled_apart_from_their_points():
@@ -343,25 +272,20 @@ def objective(structure=None, classes=3, **options):
     return LaplaceMarginalLogLikelihood(likelihood, model, N, structure or Kronecker(), **options)
 
 
-class Orders(torch.utils.data.Sampler):
-    """The batches that a training with a seed takes."""
+class Drawn:
+    """Batches in the orders that a training with a seed takes."""
 
-    def __init__(self, seed=0):
+    def __init__(self, seed):
         self.generator = torch.Generator().manual_seed(seed)
 
     def __iter__(self):
-        return iter(rows.tolist() for rows in partition_at_random(N, SIZE, self.generator))
-
-    def __len__(self):
-        return 4
+        x, y = data()
+        return ((x[i], y[i]) for i in partition_at_random(N, SIZE, self.generator))
 
 
-def loader(sampler=None, points=None):
+def loader(points=None):
     x, y = data()
-    x = x if points is None else points
-    if sampler is not None:
-        return DataLoader(TensorDataset(x, y), batch_sampler=sampler)
-    return DataLoader(TensorDataset(x, y), batch_size=SIZE)
+    return DataLoader(TensorDataset(x if points is None else points, y), batch_size=SIZE)
 
 
 @pytest.mark.parametrize("fit", [fit_map, fit_online], ids=["map", "online"])
@@ -369,7 +293,7 @@ def test_a_training_from_a_loader_is_that_from_tensors(fit):
     options = {"epochs": 3, "lr": 0.02, "progress": False}
     whole, batches = objective(), objective()
     first = fit(whole, *data(), batch_size=SIZE, seed=3, **options)
-    second = fit(batches, loader(Orders(3)), **options)
+    second = fit(batches, Drawn(3), **options)
     assert second.history == pytest.approx(first.history, rel=1e-12)
     torch.testing.assert_close(*map(state, (batches, whole)), rtol=0, atol=1e-12)
 
@@ -408,14 +332,7 @@ def test_langevin_dynamics_from_a_loader():
     assert not torch.equal(again["4.bias"], exact["4.bias"])
     torch.testing.assert_close(again["4.bias"].mean(), exact["4.bias"].mean(), rtol=0, atol=0.5)
     with pytest.raises(ArgumentError, match="without a length"):
-        sample_sgld(objective(), Batches(), **options)
-
-
-class Batches:
-    """Batches of no known number."""
-
-    def __iter__(self):
-        return iter(loader())
+        sample_sgld(objective(), Drawn(0), **options)
 
 
 @pytest.mark.parametrize("method", ["closed", "draws", "mode"])
@@ -438,19 +355,11 @@ def once():
     yield from loader()
 
 
-class Nothing:
-    def __iter__(self):
-        return iter(())
-
-    def __len__(self):
-        return 0
-
-
 _OPTIONS = {sample_sgld: {"count": 1}}
 WRONG = {
     "uint8": (lambda: loader(points=data()[0].mul(9).to(torch.uint8)), ShapeError, "uint8"),
     "float32": (lambda: loader(points=data()[0].float()), ShapeError, "float32"),
-    "nothing": (Nothing, ArgumentError, "no points"),
+    "nothing": (list, ArgumentError, "no points"),
     "generator": (once, ArgumentError, "once"),
     "no pairs": (lambda: [data()[0]], ArgumentError, "sequence of tensors"),
     "fewer": (lambda: [(data()[0][:9], data()[1][:9])], ArgumentError, "num_data"),
@@ -473,8 +382,6 @@ def test_wrong_options_beside_a_loader(fit):
     for options in ({"batch_size": 5}, {"train_y": data()[1]}):
         with pytest.raises(ArgumentError, match=next(iter(options))):
             fit(objective(), loader(), progress=False, **options)
-    with pytest.raises(ArgumentError, match="partition"):
-        fit_online(objective(), loader(), partition="class", progress=False)
     with pytest.raises(ShapeError, match="3 outputs, expected 5"):
         fit(objective(classes=5), loader(), progress=False)
 

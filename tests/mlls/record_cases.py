@@ -25,13 +25,7 @@ from botorch.models import KroneckerMultiTaskGP, ModelListGP, MultiTaskGP, Singl
 from botorch.models.transforms import Normalize, Standardize
 from exact_gps import PlainGP
 from gpytorch.distributions import MultitaskMultivariateNormal
-from gpytorch.kernels import (
-    MaternKernel,
-    MultitaskKernel,
-    RBFKernel,
-    RQKernel,
-    ScaleKernel,
-)
+from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.likelihoods import (
     FixedNoiseGaussianLikelihood,
     GaussianLikelihood,
@@ -51,12 +45,7 @@ from gpclml.conditioning import (
     RandomOrderings,
 )
 from gpclml.inference import exact_posterior, likelihood_parameters, training_observations
-from gpclml.kernels import (
-    FourierFeatures,
-    NetworkMean,
-    PolynomialFeatures,
-    RandomFourierFeatures,
-)
+from gpclml.kernels import FourierFeatures, NetworkMean, PolynomialFeatures, RandomFourierFeatures
 from gpclml.linalg import ConjugateGradients
 from gpclml.meta import DeepKernelTransfer, Episodes
 from gpclml.mlls import ConditionalMarginalLogLikelihood, SumMarginalLogLikelihood
@@ -287,18 +276,15 @@ def _conditioning(name: str, n: int) -> Any:
         "loo": LeaveOneOut,
         "orderings": lambda: RandomOrderings(3, m=n // 2),
         "groups": lambda: HeldOut([0, 3], [5], [7, 2, 9]),
-        "gpytorch": lambda: None,
     }[name]()
 
 
 def _objective(case: dict[str, Any], model: Any) -> Any:
-    conditioning = _conditioning(case["objective"], case["n"])
-    solver: Any = "auto"
-    if "cg" in case:
-        solver = ConjugateGradients(tolerance=1e-11, max_error=None, preconditioner_rank=case["cg"])
-    if case["objective"] == "gpytorch":
-        kind: Any = gpytorch.mlls.ExactMarginalLogLikelihood
-    else:
+    kind: Any = gpytorch.mlls.ExactMarginalLogLikelihood
+    if case["objective"] != "gpytorch":
+        conditioning, solver = _conditioning(case["objective"], case["n"]), "auto"
+        if "cg" in case:
+            solver = ConjugateGradients(1e-11, max_error=None, preconditioner_rank=case["cg"])
         kind = partial(
             ConditionalMarginalLogLikelihood, conditioning=conditioning, seed=3, solver=solver
         )
@@ -333,13 +319,12 @@ def build(case: dict[str, Any], dtype: torch.dtype) -> Any:
 
 
 def _called(case: dict[str, Any], mll: Any) -> tuple[Tensor, list[Tensor]]:
-    model = mll.model
-    if case["model"].endswith("list"):
-        return mll(model(*model.train_inputs), model.train_targets), []
+    model, parameters = mll.model, ()
     inputs = list(model.train_inputs)
     if "inputs" in case:
         inputs = [x.clone().requires_grad_() for x in inputs]
-    parameters = likelihood_parameters(model, mll.likelihood)
+    if not case["model"].endswith("list"):
+        parameters = likelihood_parameters(model, mll.likelihood)
     value = mll(model(*inputs), model.train_targets, *parameters)
     return value, inputs if "inputs" in case else []
 
@@ -380,39 +365,33 @@ def _new_points(case: dict[str, Any], model: Any) -> Tensor:
     return exact(rows).to(x).requires_grad_("inputs" in case)
 
 
-def _posterior(case: dict[str, Any], mll: Any) -> tuple[Tensor, list[Tensor]]:
-    x = _new_points(case, mll.model)
-    posterior = exact_posterior(mll.model.eval(), x, "marginal" in case)
+def _predicted(case: dict[str, Any], mll: Any) -> tuple[Tensor, list[Tensor]]:
+    """The model's own predictions, or the posterior of its latent values, at new points."""
+    model, rows = mll.model, mll.model.train_inputs[0][..., :6, :]
+    rows = rows + 0.25 * torch.linspace(-1, 1, 6, dtype=rows.dtype).unsqueeze(-1)
+    x = exact(rows).to(rows).requires_grad_("inputs" in case)
+    if case["by"] == "posterior":
+        posterior = exact_posterior(model.eval(), x, "marginal" in case)
+    else:
+        posterior = model.predict(x, **({"grad": True} if isinstance(model, GPRegression) else {}))
     spread = posterior.variance if "marginal" in case else posterior.covariance_matrix
-    return torch.cat([posterior.mean.flatten(), spread.flatten()]), [x] if "inputs" in case else []
-
-
-def _predict(case: dict[str, Any], mll: Any) -> tuple[Tensor, list[Tensor]]:
-    x = _new_points(case, mll.model)
-    options = {"grad": True} if isinstance(mll.model, GPRegression) else {}
-    posterior = mll.model.predict(x, **options)
-    spread = posterior.covariance_matrix
     return torch.cat([posterior.mean.flatten(), spread.flatten()]), [x] if "inputs" in case else []
 
 
 def _episodes(case: dict[str, Any], mll: Any) -> tuple[Tensor, list[Tensor]]:
     """Tasks that share what is learned: of classes, or of numbers where there are no ``ways``."""
-    generator = torch.Generator().manual_seed(case["n"])
     n, ways, tasks = case["n"], case.get("ways", 0), 3
+    generator, like = torch.Generator().manual_seed(n), next(mll.model.parameters())
     x = torch.randn(tasks, n, case["d"], generator=generator, dtype=torch.float64)
-    y = torch.arange(n).expand(tasks, n) % ways if ways else exact(x.sum(-1).sin())
-    like = next(mll.model.parameters())
-    if not ways:
-        y = y.to(like)
-    x = exact(x).to(like)
-    support = n // 2
+    y = torch.arange(n).expand(tasks, n) % ways if ways else exact(x.sum(-1).sin()).to(like)
+    x, support = exact(x).to(like), n // 2
     episodes = Episodes(x[:, :support], y[:, :support], x[:, support:], y[:, support:], ways=ways)
     return mll.model.objective(mll, episodes), []
 
 
 EVALUATIONS = {
     "call": _called, "custom": _custom, "fixed": _fixed, "loo": _leave_one_out,
-    "sequential": _sequential, "posterior": _posterior, "predict": _predict, "tasks": _episodes,
+    "sequential": _sequential, "posterior": _predicted, "predict": _predicted, "tasks": _episodes,
 }  # fmt: skip
 
 

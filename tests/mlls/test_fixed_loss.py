@@ -1,4 +1,4 @@
-"""The loss of a line search is the objective's own, value and gradient, however it is computed.
+"""The loss of a line search is the objective's own, however it is computed.
 
 The cases of ``record.json`` say so for every kernel, structure and conditioning; here are models
 that a closed form could be mistaken in.
@@ -7,16 +7,18 @@ that a closed form could be mistaken in.
 import gpytorch
 import pytest
 import torch
-from botorch.models import SingleTaskGP
+from botorch.models import KroneckerMultiTaskGP, SingleTaskGP
 from botorch.models.transforms import Warp
 from exact_gps import MultitaskGP, PlainGP
 from gpytorch.constraints import GreaterThan
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import LinearKernel, MaternKernel, PolynomialKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
-from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.priors import GammaPrior, HalfCauchyPrior, LogNormalPrior, NormalPrior
 from linear_operator.utils.warnings import NumericalWarning
 
+import gpclml
+from gpclml import GPRegression, fit_mll
 from gpclml.conditioning import KFold, LastPoints
 from gpclml.errors import NonFiniteError
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -219,3 +221,67 @@ def test_where_there_is_no_factor_jitter_is_added_as_without():
     assert value == pytest.approx(expected, rel=1e-8)
     for gradient, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(gradient, other, rtol=1e-6, atol=1e-6 * float(other.abs().max()))
+
+
+# ------------------------------------------------------------------ which way a step goes
+
+
+CLOSED = "closed form, Cholesky"
+
+
+class OwnKernel(RBFKernel):
+    """A subclass, whose forward may be any."""
+
+
+def plain(kernel):
+    x, y = data()
+    return PlainGP(x, y.squeeze(-1), kernel).double().train()
+
+
+def test_the_way_of_a_step_and_why_not_a_faster_one():
+    tasks = KroneckerMultiTaskGP(*data(outputs=2), outcome_transform=None)
+    own = "GPyTorch's kernel, Cholesky: OwnKernel is a subclass of RBFKernel"
+    for model, solver, words in (
+        (plain(ScaleKernel(RBFKernel())), "auto", CLOSED),
+        (plain(PolynomialKernel(2)), "auto", CLOSED),
+        (plain(RBFKernel() + LinearKernel()), "auto", CLOSED),
+        (plain(ScaleKernel(OwnKernel())), "auto", own),
+        (plain(LinearKernel()), "auto", "low rank plus a diagonal"),
+        (tasks.train(), "auto", "a Cholesky factor for each task"),
+        (plain(RBFKernel()), "cg", "conjugate gradients: the objective was given"),
+    ):
+        road = ConditionalMarginalLogLikelihood(model.likelihood, model, solver=solver).road()
+        assert str(road).startswith(words)
+        assert road.way == words.partition(":")[0]
+
+
+def test_a_step_that_is_asked_about_draws_the_same_points():
+    model = plain(RBFKernel())
+    asked, other = (ConditionalMarginalLogLikelihood(model.likelihood, model) for _ in range(2))
+    asked.road()
+    output, target = model(*model.train_inputs), model.train_targets
+    assert torch.equal(asked(output, target), other(output, target))
+
+
+@pytest.mark.filterwarnings("ignore::gpclml.fit.FitWarning")
+def test_fits_by_gpytorchs_objective_go_in_closed_form():
+    x, y = data()
+    regression, single_task = GPRegression(x, y.squeeze(-1)), SingleTaskGP(x, y)
+    for model in (regression.train(), plain(PolynomialKernel(2)), single_task.train()):
+        for kind in (ExactMarginalLogLikelihood, gpclml.LeaveOneOutPseudoLikelihood):
+            assert str(fit_mll(kind(model.likelihood, model), steps=2).road) == CLOSED
+            model.train()
+
+
+def test_losses_that_are_left_to_gpytorch_say_why():
+    own_loss = plain(RBFKernel())
+    own_loss.compute_custom_loss = lambda mll: None
+    for kind, model, words in (
+        (ExactMarginalLogLikelihood, plain(OwnKernel()), "OwnKernel is a subclass"),
+        (LeaveOneOutPseudoLikelihood, plain(RBFKernel()), "LeaveOneOutPseudoLikelihood is an obj"),
+        (ExactMarginalLogLikelihood, plain(LinearKernel()), "low rank"),
+        (ExactMarginalLogLikelihood, own_loss, "compute_custom_loss"),
+    ):
+        road = FixedLoss(kind(model.likelihood, model)).road
+        assert road.way == "GPyTorch's evaluation"
+        assert words in road.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import cycle
 
 import gpytorch
@@ -9,6 +10,8 @@ import pytest
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
+from exact_gps import MultitaskGP
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, MultitaskGaussianLikelihood
 
 from gpclml import ConditionalMarginalLogLikelihood, LastPoints, LeaveOneOut, fit_mll
 from gpclml.conditioning import NearestNeighbors, Split
@@ -21,10 +24,7 @@ from gpclml.models.botorch import DeepKernelGP
 
 
 class OwnKernel(gpytorch.kernels.RBFKernel):
-    """A kernel that is not known in closed form."""
-
-    def forward(self, x1, x2, diag=False, **params):
-        return super().forward(x1, x2, diag=diag, **params)
+    """A subclass, which is not known in closed form."""
 
 
 def data(n: int = 30, d: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,18 +36,36 @@ def data(n: int = 30, d: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
 
 def fixed_noise(x, y):
     noise = torch.linspace(0.01, 0.1, len(y), dtype=torch.float64)
-    likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise)
-    return GPRegression(x, y, likelihood=likelihood)
+    return GPRegression(x, y, likelihood=FixedNoiseGaussianLikelihood(noise))
+
+
+def copied(sites: int, copies: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points in any order, of which each is there many times, and their targets."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(sites, 2, generator=generator, dtype=torch.float64)
+    x = x.repeat_interleave(copies, 0)[torch.randperm(sites * copies, generator=generator)]
+    noise = torch.randn(len(x), generator=generator, dtype=torch.float64)
+    return x, (6 * x[:, 0]).sin() + (5 * x[:, 1]).cos() + 0.1 * noise
+
+
+def objective(model, conditioning=None, **options):
+    conditioning = conditioning or NearestNeighbors(**options)
+    return ConditionalMarginalLogLikelihood(model.likelihood, model.train(), conditioning)
+
+
+def value_of(mll):
+    inputs = mll.model.train_inputs
+    return mll(mll.model(*inputs), mll.model.train_targets, *inputs)
 
 
 kernels = gpytorch.kernels
 MODELS = {
     "matern": GPRegression,
-    "deep": lambda x, y: GPRegression(x, y, "deep"),
-    "deep_bottleneck": lambda x, y: GPRegression(x, y, "deep_bottleneck"),
-    "deep_joint": lambda x, y: GPRegression(x, y, "deep_joint"),
-    "network mean": lambda x, y: GPRegression(x, y, mean="mlp"),
-    "spectral mixture": lambda x, y: GPRegression(x, y, "spectral_mixture"),
+    **{
+        name: partial(GPRegression, kernel=name)
+        for name in ("deep", "deep_bottleneck", "deep_joint", "spectral_mixture")
+    },
+    "network mean": partial(GPRegression, mean="mlp"),
     "linear": lambda x, y: GPRegression(x, y, kernels.LinearKernel()),
     "sum": lambda x, y: GPRegression(
         x, y, kernels.ScaleKernel(kernels.RBFKernel(active_dims=[0])) + kernels.LinearKernel()
@@ -56,20 +74,19 @@ MODELS = {
     "own": lambda x, y: GPRegression(x, y, OwnKernel()),
     "fixed noise": fixed_noise,
     "botorch": lambda x, y: SingleTaskGP(x, y.unsqueeze(-1)),
+    "copies": lambda x, y: GPRegression(*copied(4, 8)),
 }
 
 
 @pytest.mark.parametrize("order", ["previous", "all"])
 @pytest.mark.parametrize("name", MODELS)
 def test_with_all_others_as_neighbours_it_is_the_exact_objective(name, order):
-    x, y = data()
     exact = LastPoints(m=0) if order == "previous" else LeaveOneOut()
     values = []
-    for conditioning in (exact, NearestNeighbors(k=len(y) - 1, batch=None, order=order)):
-        model = MODELS[name](x, y).double()
-        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
-        mll.train()
-        value = mll(model(*model.train_inputs), model.train_targets, *model.train_inputs)
+    for conditioning in (exact, None):
+        model = MODELS[name](*data()).double()
+        k = len(model.train_targets) - 1
+        value = value_of(objective(model, conditioning, k=k, batch=None, order=order))
         gradients = torch.autograd.grad(value, list(model.parameters()), allow_unused=True)
         values.append([value.detach(), *(g for g in gradients if g is not None)])
     torch.testing.assert_close(*values, rtol=1e-10, atol=1e-10)
@@ -112,20 +129,18 @@ def test_batches_add_up_to_all_points():
 @pytest.mark.parametrize("kernel", ["matern", "deep", "deep_bottleneck", "deep_joint"])
 def test_gradients_are_those_of_finite_differences(kernel):
     x, y = data()
-    model = GPRegression(x, y, kernel).train()
-    strategy = NearestNeighbors(k=4, batch=None, refresh=10**6)
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy)
-    value = lambda: mll(model(x), model.train_targets)  # noqa: E731
-    value().backward()
+    model = GPRegression(x, y, kernel)
+    mll = objective(model, k=4, batch=None, refresh=10**6)
+    value_of(mll).backward()
     for parameter in model.parameters():
         direction = torch.randn(
             parameter.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
         )
         with torch.no_grad():
             parameter += 1e-5 * direction
-            above = value()
+            above = value_of(mll)
             parameter -= 2e-5 * direction
-            below = value()
+            below = value_of(mll)
             parameter += 1e-5 * direction
         slope = (parameter.grad * direction).sum().item()
         assert slope == pytest.approx(((above - below) / 2e-5).item(), rel=1e-5, abs=1e-7)
@@ -139,9 +154,7 @@ def test_missing_targets_are_left_out(order):
     with gpytorch.settings.observation_nan_policy("mask"):
         for points, targets in ((x, y.masked_fill(~kept, torch.nan)), (x[kept], y[kept])):
             model = GPRegression(points, targets, standardize=False)
-            strategy = NearestNeighbors(k=5, batch=None, order=order)
-            mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy)
-            values.append(mll(model(points), model.train_targets))
+            values.append(value_of(objective(model, k=5, batch=None, order=order)))
     torch.testing.assert_close(*values, rtol=1e-12, atol=1e-12)
 
 
@@ -149,11 +162,8 @@ def test_float32_agrees_with_float64():
     x, y = data(200)
     values = []
     for dtype in (torch.float32, torch.float64):
-        model = GPRegression(x.to(dtype), y.to(dtype)).train()
-        mll = ConditionalMarginalLogLikelihood(
-            model.likelihood, model, NearestNeighbors(k=16, batch=None)
-        )
-        value = mll(model(x.to(dtype)), model.train_targets)
+        model = GPRegression(x.to(dtype), y.to(dtype))
+        value = value_of(objective(model, k=16, batch=None))
         gradients = torch.autograd.grad(value, list(model.parameters()))
         values.append([value.detach(), *gradients])
     for single, double in zip(*values, strict=True):
@@ -178,8 +188,7 @@ def test_predictions_given_all_points_are_the_exact_ones(name):
 def test_a_fit_finds_what_made_the_data(optimizer, order):
     x, y = data(600, 2)
     model = GPRegression(x, y)
-    strategy = NearestNeighbors(k=12, batch=200, order=order)
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy)
+    mll = objective(model, k=12, batch=200, order=order)
     options = {"steps": 60, "lr": 0.1} if optimizer == "adam" else {}
     result = fit_mll(mll, optimizer, progress=False, **options)
     assert not result.problem
@@ -195,46 +204,25 @@ def test_a_fit_finds_what_made_the_data(optimizer, order):
 def test_one_strategy_serves_two_objectives():
     strategy, values = NearestNeighbors(k=5, batch=None, refresh=5), []
     for n in (30, 40, 30):
-        x, y = data(n)
-        model = GPRegression(x, y)
-        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy)
-        values.append(mll(model(x), model.train_targets).item())
+        values.append(value_of(objective(GPRegression(*data(n)), strategy)).item())
     assert values[0] == values[2]
 
 
 def test_models_without_neighbours_are_refused_by_name():
     x, y = data()
-    several = torch.stack([y, y], -1)
-    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(2)
-
-    class Multitask(gpytorch.models.ExactGP):
-        def __init__(self):
-            super().__init__(x, several, likelihood)
-            self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), 2)
-            self.covar_module = kernels.MultitaskKernel(kernels.RBFKernel(), 2)
-
-        def forward(self, x):
-            return gpytorch.distributions.MultitaskMultivariateNormal(
-                self.mean_module(x), self.covar_module(x)
-            )
-
-    model = Multitask().double()
-    mll = ConditionalMarginalLogLikelihood(likelihood, model, NearestNeighbors(k=3))
+    several = MultitaskGP(x, torch.stack([y, y], -1), MultitaskGaussianLikelihood(2)).double()
     with pytest.raises(UnsupportedError, match="a kernel of points"):
-        mll(model(x), several)
+        value_of(objective(several, k=3))
     batch = GPRegression(torch.stack([x, x]), torch.stack([y, y]))
-    mll = ConditionalMarginalLogLikelihood(batch.likelihood, batch, NearestNeighbors(k=3))
     with pytest.raises(Exception, match="one model"):
-        mll(batch(*batch.train_inputs), batch.train_targets)
-    with pytest.raises(UnsupportedError, match="batch"):
-        batch.predict(torch.stack([x, x]), neighbors=3)
+        value_of(objective(batch, k=3))
 
 
-def assert_same_draws(model, x, strategy, look=lambda: None):
+def assert_same_draws(model, strategy, look=lambda: None):
     """Losses of fits are those of the objective at all points; gives what is seen after each."""
     losses, seen = [], []
-    for evaluate in (fresh_loss, lambda mll: -mll(mll.model(x), mll.model.train_targets)):
-        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy).train()
+    for evaluate in (fresh_loss, lambda mll: -value_of(mll)):
+        mll = objective(model, strategy)
         losses.append(torch.stack([evaluate(mll) for _ in range(5)]))
         seen.append(look())
     torch.testing.assert_close(*losses, rtol=1e-12, atol=1e-12)
@@ -251,7 +239,7 @@ def test_a_fit_draws_what_the_objective_draws(name):
         model = MODELS[name](x, y.where(torch.arange(60) % 7 != 0, torch.nan))
         for order in ("all", "previous"):
             strategy = NearestNeighbors(k=5, batch=20, order=order, refresh=2)
-            assert_same_draws(model, x, strategy)
+            assert_same_draws(model, strategy)
 
 
 @pytest.mark.parametrize(
@@ -269,30 +257,9 @@ def test_a_step_of_botorch_models_takes_few_rows_of_the_full_objective(kernel, n
     forward = model.forward
     model.forward = lambda x: rows.append(len(x)) or forward(x)
     strategy = NearestNeighbors(k=5, batch=10, refresh=3)
-    sizes, _ = assert_same_draws(model, x, strategy, lambda: sorted(rows))
+    sizes, _ = assert_same_draws(model, strategy, lambda: sorted(rows))
     # All rows are asked for only where neighbours are looked up.
     assert sizes[len(sizes) // 2] <= 60 < sizes[-1] == 300
-
-
-def copied(sites: int, copies: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points in any order, of which each is there many times, and their targets."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(sites, 2, generator=generator, dtype=torch.float64)
-    x = x.repeat_interleave(copies, 0)[torch.randperm(sites * copies, generator=generator)]
-    noise = torch.randn(len(x), generator=generator, dtype=torch.float64)
-    return x, (6 * x[:, 0]).sin() + (5 * x[:, 1]).cos() + 0.1 * noise
-
-
-@pytest.mark.parametrize("order", ["previous", "all"])
-def test_with_all_others_as_neighbours_it_is_exact_for_copies(order):
-    x, y = copied(4, 8)
-    exact = LastPoints(m=0) if order == "previous" else LeaveOneOut()
-    values = []
-    for conditioning in (exact, NearestNeighbors(k=31, batch=None, order=order)):
-        model = GPRegression(x, y)
-        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
-        values.append(mll(model(x), model.train_targets))
-    torch.testing.assert_close(*values, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.slow
@@ -308,7 +275,7 @@ def test_copies_leave_room_for_other_neighbours(order):
     assert complete.float().mean() > 0.9
     assert (first_copies.sum(-1)[complete] <= 4).all()
     assert not (split.conditioned_on == split.held_out[0]).any()
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy)
+    mll = objective(model, strategy)
     fit_mll(mll, "adam", steps=80, lr=0.1, final_lr=1e-3, progress=False)
     new = torch.rand(300, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     predicted = model.predict(new, neighbors=64)
@@ -361,8 +328,7 @@ ORDERS = list(zip(bad_inputs(), cycle(["previous", "all"]), strict=False))
 def test_bad_input_is_fitted_and_predicted(name, order):
     x, y, kernel = bad_inputs()[name]
     model = GPRegression(x, y, kernel, standardize=name != "index")
-    strategy = NearestNeighbors(k=12, batch=32, order=order)
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy)
+    mll = objective(model, k=12, batch=32, order=order)
     result = fit_mll(mll, "adam", steps=15, lr=0.1, progress=False)
     assert not result.problem
     predicted = model.predict(x[:20], neighbors=16)
@@ -377,8 +343,7 @@ def test_one_row_and_two():
     x, y = data(2)
     for n in (1, 2):
         model = GPRegression(x[:n], y[:n])
-        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, NearestNeighbors())
-        assert not fit_mll(mll, "adam", steps=3, progress=False).problem
+        assert not fit_mll(objective(model), "adam", steps=3, progress=False).problem
         assert model.predict(x, neighbors=5).variance.isfinite().all()
 
 
@@ -389,20 +354,17 @@ def test_a_kernel_without_a_metric_and_missing_targets_are_refused_by_name():
             return products.diagonal(dim1=-2, dim2=-1) if diag else products
 
     x, y = data()
-    model = GPRegression(x, y, Inner())
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, NearestNeighbors())
     with pytest.raises(UnsupportedError, match="one with lengthscales"):
-        fit_mll(mll, "adam", steps=2, progress=False)
+        fit_mll(objective(GPRegression(x, y, Inner())), "adam", steps=2, progress=False)
     model = GPRegression(x, y.where(torch.arange(30) % 4 > 0, torch.nan))
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, NearestNeighbors())
     with pytest.raises(NonFiniteError, match="target"):
-        fit_mll(mll, "adam", steps=2, progress=False)
+        fit_mll(objective(model), "adam", steps=2, progress=False)
 
 
 def test_an_interrupted_fit_keeps_its_last_parameters(monkeypatch):
     x, y = data(60)
     model = GPRegression(x, y)
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, NearestNeighbors(batch=16))
+    mll = objective(model, batch=16)
     drawn, states = mll.redrawn_objective, []
 
     def interrupted():

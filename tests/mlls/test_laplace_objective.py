@@ -27,6 +27,7 @@ from gpclml.errors import (
 from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
+from network_cases import ratio, sizes_of
 
 N = 12
 
@@ -105,12 +106,6 @@ def log_joint(case, mll, x, target, temperature=1.0):
     return fit - 0.5 * sum(p * weights[k].square().sum() for k, p in prior.precisions().items())
 
 
-def diagonal_of(mll):
-    weights = dict(mll.model.network.named_parameters())
-    precisions = mll.model.prior.precisions().items()
-    return torch.cat([p.expand(weights[name].numel()) for name, p in precisions])
-
-
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("hessian", ["ggn", "ef"])
 def test_the_definition(case, hessian):
@@ -119,9 +114,8 @@ def test_the_definition(case, hessian):
     columns = dense_columns(case, mll.likelihood, mll.model.network(x), target, hessian)
     power = 2 if hessian == "ef" else 1
     H = reference.weight_curvature(mll.model.network, x, columns) / temperature**power
-    delta = diagonal_of(mll)
-    ratio = torch.logdet(H + torch.diag(delta)) - delta.log().sum()
-    expected = log_joint(case, mll, x, target, temperature) - 0.5 * ratio
+    log_det_ratio = ratio(H, mll.model.prior.precisions(), sizes_of(mll.model.network))
+    expected = log_joint(case, mll, x, target, temperature) - 0.5 * log_det_ratio
     torch.testing.assert_close(mll(mll.model(x), target), expected / N)
 
 
@@ -213,28 +207,18 @@ def test_gradients_in_hyperparameters_and_an_augmentation(structure, outputs, he
         mll, _, _ = objective(
             "gaussian of two", structure, hessian=hessian, outputs=outputs, temperature=temperature
         )
-        turned = torch.stack(
-            [
-                angle.cos() * x[:, 0] - angle.sin() * x[:, 1],
-                angle.sin() * x[:, 0] + angle.cos() * x[:, 1],
-            ],
-            dim=-1,
-        )
+        turned = x @ torch.stack([angle.cos(), angle.sin(), -angle.sin(), angle.cos()]).view(2, 2)
         del mll.model.prior.log_precision, mll.likelihood.noise_covar.raw_noise
         mll.model.prior.log_precision = log_precision
         mll.likelihood.noise_covar.raw_noise = raw_noise
         return mll(mll.model(turned), target)
 
-    inputs = (
-        torch.tensor(0.3).double().requires_grad_(),
-        mll.model.prior.log_precision.detach().clone().requires_grad_(),
-        mll.likelihood.noise_covar.raw_noise.detach().clone().requires_grad_(),
-        torch.tensor(1.2).double().requires_grad_(),
-    )
+    angle, temperature = torch.tensor([0.3, 1.2]).double()
+    raw_noise = mll.likelihood.noise_covar.raw_noise
+    inputs = angle, mll.model.prior.log_precision, raw_noise, temperature
+    inputs = [value.detach().clone().requires_grad_() for value in inputs]
     assert torch.autograd.gradcheck(function, inputs, atol=1e-6)
-    assert all(
-        torch.equal(a, b) for a, b in zip(weights, mll.model.network.parameters(), strict=True)
-    )
+    assert all(map(torch.equal, weights, mll.model.network.parameters()))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -292,51 +276,33 @@ def test_bad_input():
         with pytest.raises(error, match=text):
             objective("softmax", **options)
     mll, x, target = objective("softmax")
+    for made, outputs, error, text in (
+        (gpytorch.likelihoods.BetaLikelihood(), 3, UnsupportedError, "BetaLikelihood"),
+        (SoftmaxLikelihood(3, 3), 3, UnsupportedError, "mixing_weights=False"),
+        (softmax(), None, UnsupportedError, "expected LinearizedNetwork"),
+        (softmax(), 4, ShapeError, "4 outputs"),
+        (BernoulliLikelihood(), 4, ShapeError, "as it is binary"),
+        (BernoulliLikelihood(), 1, ArgumentError, "zeros and ones"),
+    ):
+        model = LinearizedNetwork(network(outputs)) if outputs else network()
+        with pytest.raises(error, match=text):
+            LaplaceMarginalLogLikelihood(made, model, N)(model(x), target)
     with pytest.raises(ArgumentError, match="24 points, expected at most num_data = 12"):
         mll(mll.model(x.repeat(2, 1)), target.repeat(2))
-    with pytest.raises(ArgumentError, match="integers from 0 to 2"):
-        mll(mll.model(x), target + 1)
+    for given in (target + 1, target.double(), target > 0):
+        with pytest.raises(ArgumentError, match=r"target: got .*integers from 0 to 2"):
+            mll(mll.model(x), given)
     with pytest.raises(ShapeError, match="target"):
         mll(mll.model(x), target[1:])
-    four = LinearizedNetwork(network(4))
-    with pytest.raises(ShapeError, match="4 outputs"):
-        LaplaceMarginalLogLikelihood(softmax(), four, N)(four(x), target)
-    with pytest.raises(ShapeError, match="as it is binary"):
-        LaplaceMarginalLogLikelihood(BernoulliLikelihood(), four, N)(four(x), target)
-    single = LinearizedNetwork(network(1))
-    with pytest.raises(ArgumentError, match="zeros and ones"):
-        LaplaceMarginalLogLikelihood(BernoulliLikelihood(), single, N)(single(x), target)
     flat = LinearizedNetwork(torch.nn.Sequential(*network(), torch.nn.Flatten(0)))
     with pytest.raises(ShapeError, match="network"):
         flat(x)
-
-
-def test_other_likelihoods_and_models():
-    model = LinearizedNetwork(network())
-    with pytest.raises(UnsupportedError, match="BetaLikelihood"):
-        LaplaceMarginalLogLikelihood(gpytorch.likelihoods.BetaLikelihood(), model, N)
-    mixed = SoftmaxLikelihood(num_classes=3, num_features=3)
-    with pytest.raises(UnsupportedError, match="mixing_weights=False"):
-        LaplaceMarginalLogLikelihood(mixed, model, N)
-    with pytest.raises(UnsupportedError, match="expected LinearizedNetwork"):
-        LaplaceMarginalLogLikelihood(softmax(), network(), N)
-
-
-def test_targets_that_are_not_finite_are_refused():
-    model = LinearizedNetwork(network(1))
-    mll = LaplaceMarginalLogLikelihood(gaussian(), model, 6, Full())
-    x, target = drawn(6, 2), drawn(6, seed=1)
+    mll, x, target = objective("gaussian")
+    target = target.clone()
     target[2] = math.nan
-    for value in (lambda: mll(model(x), target), lambda: mll.log_joint(model(x), target)):
-        with pytest.raises(
-            NonFiniteError, match=r"target: got 1 of 6 values not finite.*leave points"
-        ):
-            value()
-    likelihood, model = softmax(), LinearizedNetwork(network())
-    mll = LaplaceMarginalLogLikelihood(likelihood, model, 6, Full())
-    for classes in (target, target > 0, torch.tensor([0, 1, 2, 3, 0, 1])):
-        with pytest.raises(ArgumentError, match=r"target: got .*integers from 0 to 2"):
-            mll(model(x), classes)
+    for value in (mll, mll.log_joint):
+        with pytest.raises(NonFiniteError, match=r"got 1 of 12 values not finite.*leave points"):
+            value(mll.model(x), target)
 
 
 def test_weights_that_changed_after_the_curvature_was_computed():
@@ -368,23 +334,15 @@ def test_weights_that_changed_after_the_curvature_was_computed():
 
 
 def test_registered_priors_count_and_those_of_weights_are_refused():
-    torch.manual_seed(0)
-    x, y = torch.randn(20, 2).double(), torch.randn(20).double()
-    network = torch.nn.Linear(2, 1).double()
-    values, joints = [], []
-    prior = GammaPrior(2.0, 3.0)
-    for noise_prior in (None, prior):
-        likelihood = GaussianLikelihood(noise_prior=noise_prior).double()
-        mll = LaplaceMarginalLogLikelihood(likelihood, LinearizedNetwork(network), 20)
-        values.append(mll(mll.model(x), y))
-        joints.append(mll.log_joint(mll.model(x), y))
-    expected = prior.log_prob(likelihood.noise).sum() / 20
-    torch.testing.assert_close(values[1] - values[0], expected)
-    torch.testing.assert_close(joints[1] - joints[0], expected)
-    mll.model.register_prior("p", NormalPrior(0.0, 1.0), lambda m: m.prior.log_precision)
-    more = mll(mll.model(x), y) - values[1]
-    normal = NormalPrior(0.0, 1.0).log_prob(mll.model.prior.log_precision).sum() / 20
-    torch.testing.assert_close(more, normal.to(more))
+    mll, x, y = objective("gaussian")
+    noise_prior, normal = GammaPrior(2.0, 3.0).double(), NormalPrior(0.0, 1.0)
+    before = [value(mll.model(x), y) for value in (mll, mll.log_joint)]
+    mll.likelihood.register_prior("noise_prior", noise_prior, "noise")
+    mll.model.register_prior("p", normal, lambda model: model.prior.log_precision)
+    log_prior = noise_prior.log_prob(mll.likelihood.noise).sum()
+    log_prior = log_prior + normal.log_prob(mll.model.prior.log_precision).sum()
+    for value, without in zip((mll, mll.log_joint), before, strict=True):
+        torch.testing.assert_close(value(mll.model(x), y) - without, log_prior / N)
 
     class Weights(gpytorch.Module):
         def __init__(self):
@@ -395,8 +353,7 @@ def test_registered_priors_count_and_those_of_weights_are_refused():
         def forward(self, x):
             return x @ self.weight
 
-    mll = LaplaceMarginalLogLikelihood(
-        GaussianLikelihood(), LinearizedNetwork(Weights()), 20, Full()
-    )
+    model = LinearizedNetwork(Weights())
+    mll = LaplaceMarginalLogLikelihood(GaussianLikelihood(), model, N, Full())
     with pytest.raises(UnsupportedError, match=r"a prior of weights, network.weight_prior"):
         mll(mll.model(x.float()), y.float())

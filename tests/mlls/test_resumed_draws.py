@@ -23,8 +23,8 @@ def data(outputs=1):
 
 
 def conditional(conditioning=None):
-    model = GPRegression(*data()).double()
-    return ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning).double()
+    model = GPRegression(*data())
+    return ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
 
 
 def orderings():
@@ -33,12 +33,8 @@ def orderings():
 
 def two_models():
     model = gpytorch.models.IndependentModelList(conditional().model, conditional().model)
-    likelihood = gpytorch.likelihoods.LikelihoodList(
-        *(member.likelihood for member in model.models)
-    )
-    return gpytorch.mlls.SumMarginalLogLikelihood(
-        likelihood, model, mll_cls=ConditionalMarginalLogLikelihood
-    )
+    kind = ConditionalMarginalLogLikelihood
+    return gpytorch.mlls.SumMarginalLogLikelihood(model.likelihood, model, kind)
 
 
 def laplace():

@@ -12,7 +12,9 @@ from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.robust_relevance_pursuit_model import RobustRelevancePursuitSingleTaskGP
 from botorch.optim.closures import get_loss_closure
 from exact_gps import PlainGP
-from gpytorch.likelihoods import HadamardGaussianLikelihood
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood, HadamardGaussianLikelihood
+from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior, NormalPrior
 
@@ -34,11 +36,9 @@ def data(n=20, batch=(), seed=0):
 
 def objective(x, y, conditioning=None, likelihood=None, kernel=None, mean=None):
     batch = y.shape[:-1]
-    likelihood = likelihood or gpytorch.likelihoods.GaussianLikelihood(batch_shape=batch)
-    mean = mean or gpytorch.means.ConstantMean(batch_shape=batch)
-    kernel = kernel or gpytorch.kernels.ScaleKernel(
-        gpytorch.kernels.RBFKernel(batch_shape=batch), batch_shape=batch
-    )
+    likelihood = likelihood or GaussianLikelihood(batch_shape=batch)
+    mean = mean or ConstantMean(batch_shape=batch)
+    kernel = kernel or ScaleKernel(RBFKernel(batch_shape=batch), batch_shape=batch)
     model = PlainGP(x, y, kernel, likelihood, mean).double().train()
     return ConditionalMarginalLogLikelihood(likelihood, model, conditioning)
 
@@ -89,9 +89,8 @@ def test_a_member_without_held_out_targets_scores_nothing_in_that_call():
 
 def test_which_strategies_redraw():
     random = [RandomHoldout(), KFold(), RandomOrderings(2, 1), RandomHoldout(condition_on=2)]
-    assert all(strategy.redraws for strategy in random)
     fixed = [RandomHoldout(seed=0), KFold(seed=1), LastPoints(2), HeldOut([1])]
-    assert not any(strategy.redraws for strategy in fixed)
+    assert [strategy.redraws for strategy in random + fixed] == [True] * 4 + [False] * 4
 
 
 # ---------------------------------------------------------------- several models
@@ -122,30 +121,24 @@ def test_a_sum_of_gpytorchs_objectives_is_theirs():
 
 # ---------------------------------------------------------------- priors of a batch
 
+
+def prior(shape=(2,)):
+    location = torch.tensor([0.2, 1.5], dtype=torch.float64).reshape(shape)
+    return NormalPrior(location, torch.ones(shape, dtype=torch.float64))
+
+
 SHARED = {
-    "noise": lambda prior: {
-        "likelihood": gpytorch.likelihoods.GaussianLikelihood(noise_prior=prior())
-    },
-    "constant": lambda prior: {"mean": gpytorch.means.ConstantMean(constant_prior=prior())},
-    "outputscale": lambda prior: {
-        "kernel": gpytorch.kernels.ScaleKernel(
-            gpytorch.kernels.RBFKernel(), outputscale_prior=prior()
-        )
-    },
-    "lengthscale": lambda prior: {
-        "kernel": gpytorch.kernels.RBFKernel(lengthscale_prior=prior((2, 1, 1)))
-    },
+    "noise": lambda: {"likelihood": GaussianLikelihood(noise_prior=prior())},
+    "constant": lambda: {"mean": ConstantMean(constant_prior=prior())},
+    "outputscale": lambda: {"kernel": ScaleKernel(RBFKernel(), outputscale_prior=prior())},
+    "lengthscale": lambda: {"kernel": RBFKernel(lengthscale_prior=prior((2, 1, 1)))},
 }
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_a_batched_prior_of_a_shared_parameter_counts_once_a_member(name):
-    def prior(shape=(2,)):
-        location = torch.tensor([0.2, 1.5], dtype=torch.float64).reshape(shape)
-        return NormalPrior(location, torch.ones(shape, dtype=torch.float64))
-
     x, y = data(batch=(2,))
-    mll = objective(x, y, LastPoints(0), **SHARED[name](prior))
+    mll = objective(x, y, LastPoints(0), **SHARED[name]())
     theirs = ExactMarginalLogLikelihood(mll.likelihood, mll.model)
     value = step(mll)
     gradients = [p.grad.clone() for p in mll.parameters()]
@@ -162,8 +155,7 @@ def test_a_validation_step_in_eval_mode_is_gpytorchs(conditioning):
     batch = (3,)
     x, y = data(batch=batch)
     new_x, new_y = data(7, batch, seed=1)
-    prior = GammaPrior(1.1, 0.5)
-    likelihood = gpytorch.likelihoods.GaussianLikelihood(prior, batch_shape=torch.Size(batch))
+    likelihood = GaussianLikelihood(GammaPrior(1.1, 0.5), batch_shape=torch.Size(batch))
     mll = objective(x, y, conditioning, likelihood)
     theirs = ExactMarginalLogLikelihood(mll.likelihood, mll.model)
     mll.eval()
@@ -208,8 +200,8 @@ def test_what_is_refused():
 class Hadamard(gpytorch.models.ExactGP):
     def __init__(self, inputs, y, likelihood):
         super().__init__(inputs, y, likelihood)
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = gpytorch.kernels.RBFKernel()
+        self.mean_module = ConstantMean()
+        self.covar_module = RBFKernel()
         self.task_covar_module = gpytorch.kernels.IndexKernel(num_tasks=2, rank=1)
 
     def forward(self, x, i):

@@ -177,10 +177,10 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         mll=laplace(3), epochs=2, batch_size=4, train_x=inputs(), train_y=labels()),
     "fit.fit_map.regression": lambda: train(mll=laplace(), epochs=2, batch_size=4),
     "fit.fit_mll": lambda: dict(mll=objective(), steps=2, optimizer="adam"),
-    "fit.fit_networks": lambda: dict(mll=objective(gp("deep_bottleneck")), steps=4, n_splits=2),
+    "fit.fit_networks": lambda: dict(mll=objective(gp("deep_bottleneck")), steps=2),
     "fit.fit_online": lambda: dict(
         mll=laplace(3), train_x=inputs(), train_y=labels(), epochs=2, batch_size=4,
-        hyper_steps=1, burn_in=0, patience=2),
+        hyper_steps=1, burn_in=0),
     "inference.IterativePosterior": lambda: dict(
         model=gp(), solver=ConjugateGradients(), points_at_once=4),
     "inference.IterativePosterior.mean": lambda: dict(self=IterativePosterior(gp()), x=inputs(3)),
