@@ -33,7 +33,11 @@ from gpclml.inference.observations import has_one_noise
 from gpclml.linalg import Covariance, GramCovariance
 from gpclml.linalg.dense import LogDensity
 from gpclml.mlls._terms import log_priors, plus_priors, registered
-from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
+from gpclml.mlls.conditional_marginal_log_likelihood import (
+    ConditionalMarginalLogLikelihood,
+    ExactMarginalLogLikelihood,
+    LeaveOneOutPseudoLikelihood,
+)
 from gpclml.models import BayesianLinearModel, GPRegression
 
 
@@ -103,6 +107,10 @@ _MOST_MEMBERS = 16  # of a batch, beyond which all are evaluated together
 _NO_OTHER_LOSS = None, GPRegression.compute_custom_loss, BayesianLinearModel.compute_custom_loss
 _OWN_ROAD = "the objective itself is called"  # which says its road: neighbours, latent values
 
+_KNOWN = (
+    ConditionalMarginalLogLikelihood, ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood,
+)  # fmt: skip
+
 
 class FixedLoss:
     """An objective's loss at held-out points that stay the same, and its gradient.
@@ -166,7 +174,7 @@ class FixedLoss:
             if loss not in _NO_OTHER_LOSS or "compute_custom_loss" in vars(model):
                 return f"{type(model).__name__} has a loss of its own, compute_custom_loss"
             mll = ConditionalMarginalLogLikelihood(mll.likelihood, model, LastPoints(m=0))
-        elif type(mll).__module__ != ConditionalMarginalLogLikelihood.__module__:
+        elif type(mll) not in _KNOWN:
             if hasattr(mll, "road"):
                 return _OWN_ROAD
             return f"{type(mll).__name__} is an objective of its own"
