@@ -127,8 +127,7 @@ class FeatureKernel(JointKernel):
         super().__init__()
         self.features = features
         start = torch.as_tensor(prior_variance).detach().reshape(-1)
-        if not start.is_floating_point():
-            start = start.to(torch.get_default_dtype())
+        start = start if start.is_floating_point() else start.to(torch.get_default_dtype())
         register_positive(self, prior_variance=start)
 
     def features_of(self, x: Tensor) -> Tensor:

@@ -129,9 +129,8 @@ class DeepKernelGP(SingleTaskGP):
         if kernel not in _KERNELS:
             raise UnknownNameError("kernel", kernel, _KERNELS)
         if train_X.ndim < 2 or 0 in train_X.shape:
-            raise ShapeError(
-                "train_X", tuple(train_X.shape), "(*batch, n, d), nothing of size zero"
-            )
+            expected = "(*batch, n, d), nothing of size zero"
+            raise ShapeError("train_X", tuple(train_X.shape), expected)
         if not 0 < feature_share < 1:
             raise ArgumentError("feature_share", feature_share, "a number between 0 and 1")
         if isinstance(input_transform, _DefaultType):
@@ -152,13 +151,26 @@ class DeepKernelGP(SingleTaskGP):
         if self._aug_batch_shape:
             deep.feature_extractor = NetworkBatch(deep.feature_extractor, self._aug_batch_shape)
         if kernel == "deep":
-            _put_beside(base, whole, feature_share)
+            # BoTorch's ARD kernel becomes the first part of the sum, of variance one in all.
+            second = cast(ScaleKernel, cast(AdditiveKernel, deep.base_kernel).kernels[1])
+            base.active_dims = torch.arange(inputs.shape[-1], device=inputs.device)
+            deep.base_kernel = base + second
+            second.outputscale = feature_share / (1 - feature_share)
+            # As in SingleTaskGP no factor of the whole is fitted: outcomes are standardized.
+            whole.outputscale = 1 - feature_share
+            whole.raw_outputscale.requires_grad_(False)
         if kernel == "deep_joint":
             lengthscale = cast(Tensor, deep.base_kernel.lengthscale).detach().clone()
             lengthscale[..., : inputs.shape[-1]] = cast(Tensor, base.lengthscale).detach()
             deep.base_kernel.lengthscale = lengthscale
         self.covar_module = whole
-        self._subset_batch_dict = self._places_of_outputs()
+        # Where ``subset_output`` finds the outputs' dimension of each parameter, from the end.
+        shape = self._aug_batch_shape
+        self._subset_batch_dict = {
+            name: len(shape) - 1 - parameter.ndim
+            for name, parameter in self.named_parameters()
+            if parameter.shape[: len(shape)] == shape
+        }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The prior in train mode; in eval mode the posterior, given neighbours if so wanted."""
@@ -185,34 +197,10 @@ class DeepKernelGP(SingleTaskGP):
             **kwargs: The same.
         """
         posterior = super().posterior(*args, **kwargs)
-        if type(posterior) is not GPyTorchPosterior:
-            return posterior
-        normal = posterior.distribution
-        if type(normal) is not MultivariateNormal:
+        normal = getattr(posterior, "distribution", None)
+        if type(posterior) is not GPyTorchPosterior or type(normal) is not MultivariateNormal:
             return posterior
         return GPyTorchPosterior(PosteriorNormal(normal.mean, normal.lazy_covariance_matrix))
-
-    def _places_of_outputs(self) -> dict[str, int]:
-        """Where ``subset_output`` finds the outputs' dimension of each parameter, from the end."""
-        shape = self._aug_batch_shape
-        return {
-            name: len(shape) - 1 - parameter.ndim
-            for name, parameter in self.named_parameters()
-            if parameter.shape[: len(shape)] == shape
-        }
-
-
-def _put_beside(base: Kernel, whole: ScaleKernel, share: float) -> None:
-    """Makes BoTorch's ARD kernel the first part of the kernel ``"deep"``, variance one in all."""
-    deep = cast(DeepKernel, whole.base_kernel)
-    second = cast(ScaleKernel, cast(AdditiveKernel, deep.base_kernel).kernels[1])
-    lengthscale = cast(Tensor, base.lengthscale)
-    base.active_dims = torch.arange(lengthscale.shape[-1], device=lengthscale.device)
-    deep.base_kernel = base + second
-    second.outputscale = share / (1 - share)
-    # As in SingleTaskGP no factor of the whole is fitted: outcomes are standardized.
-    whole.outputscale = 1 - share
-    whole.raw_outputscale.requires_grad_(False)
 
 
 class NetworkBatch(StackedNetwork):
