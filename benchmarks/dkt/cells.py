@@ -12,12 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from benchmarks.dkt.baselines import (
-    BASELINES,
-    Baseline,
-    LinearTransfer,
-    baseline_log_probabilities,
-)
+from benchmarks.dkt.baselines import BASELINES, Baseline, LinearTransfer, baseline_log_probabilities
 from benchmarks.dkt.studies import Sources, study_named
 from gpclml.conditioning import Conditioning, LastPoints, RandomHoldout
 from gpclml.errors import NonFiniteError

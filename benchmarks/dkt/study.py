@@ -134,12 +134,7 @@ def _paired(values: pandas.Series, digits: int) -> str | float:
 def make_grid(
     study: Annotated[
         tuple[str, ...],
-        Option(
-            help="Studies, comma-separated: cub, digits, mini-imagenet, mini-imagenet-to-cub, "
-            "omniglot, omniglot-part, omniglot-part-to-cyrillic, omniglot-part-to-mnist, "
-            "omniglot-to-emnist, periodic, periodic-out-of-range, qmul, qmul-out-of-range, "
-            "rotation."
-        ),
+        Option(help=f"Studies, comma-separated: {', '.join(STUDIES)}."),
         names,
     ],
     shots: Annotated[
@@ -151,8 +146,8 @@ def make_grid(
     kernels: Annotated[
         tuple[str, ...],
         Option(
-            help="Kernels on features, comma-separated, and baselines: pixels, linear-transfer, "
-            "maml, matching, prototypes."
+            help="Kernels on features, comma-separated, and baselines: "
+            f"{', '.join((BASELINE, *BASELINES))}."
         ),
         names,
     ] = ("cosine", "batch-norm-cosine", "linear", BASELINE),

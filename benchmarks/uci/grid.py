@@ -181,8 +181,8 @@ def left_out_sizes(
     """The n of each data set that a grid asks for and has no cell of, where there are any."""
     pairs = [itertools.product(product.datasets, product.sizes) for product in products]
     missing = {*itertools.chain(*pairs)} - {(cell["dataset"], cell["n"]) for cell in cells}
-    by_name = itertools.groupby(sorted(missing), key=lambda pair: pair[0])
-    return {name: [n for _, n in group] for name, group in by_name}
+    groups = itertools.groupby(sorted(missing), key=lambda pair: pair[0])
+    return {name: [n for _, n in group] for name, group in groups}
 
 
 def _check_sizes(product: Product, num_train: Mapping[str, int], leave_out: bool) -> None:
