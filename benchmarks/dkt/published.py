@@ -175,13 +175,7 @@ KERNELS: Mapping[str, Callable[[], Kernel]] = MappingProxyType(
 
 
 def published_model(kernel: str, ways: int, seed: int) -> ClassModels:
-    """The untrained published model of a kernel in :data:`KERNELS`, on Conv4.
-
-    Args:
-        kernel: Name of the kernel.
-        ways: Number of classes.
-        seed: Seed of the network's start.
-    """
+    """The untrained published model of a kernel in :data:`KERNELS`, on Conv4 from a seed."""
     network = _network(seed)
     if kernel == "batch-norm-cosine":
         network = torch.nn.Sequential(network, torch.nn.BatchNorm1d(_FEATURES))

@@ -122,10 +122,6 @@ _PLAIN: Mapping[str, str] = MappingProxyType(
 def mean_table(done: pandas.DataFrame, metric: str) -> pandas.DataFrame:
     """Each method's mean over seeds with its standard error, as text.
 
-    Args:
-        done: Finished cells with their labels.
-        metric: One of ``METRICS``.
-
     Returns:
         A row for each n, kernel and objective, a column a data set; the number of seeds in
         brackets where it is below the highest.
@@ -207,11 +203,7 @@ def win_table(done: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def wide(values: pandas.Series) -> pandas.DataFrame:
-    """Values indexed by dataset, n, kernel and objective, with data sets side by side.
-
-    Args:
-        values: The values; what is missing becomes ``"-"``.
-    """
+    """Values indexed by dataset, n, kernel and objective, with data sets side by side."""
     return _ordered(_beside(values), "n", "kernel", "objective")
 
 

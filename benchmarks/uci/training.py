@@ -134,10 +134,6 @@ MEANS = ("constant", "mlp", "zero")
 def optimizer_for(kernel: str, mean: str) -> str:
     """The optimizer of a model: ``"adam"`` with a network in it, ``"lbfgs"`` without one.
 
-    Args:
-        kernel: One of ``KERNELS``.
-        mean: One of ``MEANS``.
-
     Raises:
         UnknownNameError: No such kernel or mean.
     """
