@@ -16,7 +16,6 @@ from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from gpytorch.models import ExactGP
@@ -26,7 +25,6 @@ from gpclml._utils.arguments import checked, seeded
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedError
 from gpclml.inference import PosteriorNormal
 from gpclml.inference.neighbours import count_neighbors, joint_posterior_given_neighbors
-from gpclml.kernels import DeepKernel
 from gpclml.kernels.networks import StackedNetwork, reset_network
 from gpclml.models.named_parts import make_kernel
 
@@ -139,20 +137,19 @@ class DeepKernelGP(SingleTaskGP):
             train_X, train_Y, train_Yvar, likelihood, None, mean_module, outcome_transform,
             input_transform,
         )  # fmt: skip
-        base = cast(Kernel, self.covar_module)
+        base: Any = self.covar_module
         with torch.no_grad():
             inputs = self.transform_inputs(cast(Any, self.train_inputs)[0])
-        whole = cast(ScaleKernel, make_kernel(
-            kernel, inputs, cast(Tensor, self.train_targets), seeded(seed), hidden=hidden,
-            num_features=num_features,
-        ))  # fmt: skip
-        deep = cast(DeepKernel, whole.base_kernel)
+        build = {"hidden": hidden, "num_features": num_features}
+        targets = cast(Tensor, self.train_targets)
+        whole: Any = make_kernel(kernel, inputs, targets, seeded(seed), **build)
+        deep = whole.base_kernel
         # From one start for all, so that each member is what a model of its data alone would be.
         if self._aug_batch_shape:
             deep.feature_extractor = NetworkBatch(deep.feature_extractor, self._aug_batch_shape)
         if kernel == "deep":
             # BoTorch's ARD kernel becomes the first part of the sum, of variance one in all.
-            second = cast(ScaleKernel, cast(AdditiveKernel, deep.base_kernel).kernels[1])
+            second = deep.base_kernel.kernels[1]
             base.active_dims = torch.arange(inputs.shape[-1], device=inputs.device)
             deep.base_kernel = base + second
             second.outputscale = feature_share / (1 - feature_share)
@@ -160,8 +157,8 @@ class DeepKernelGP(SingleTaskGP):
             whole.outputscale = 1 - feature_share
             whole.raw_outputscale.requires_grad_(False)
         if kernel == "deep_joint":
-            lengthscale = cast(Tensor, deep.base_kernel.lengthscale).detach().clone()
-            lengthscale[..., : inputs.shape[-1]] = cast(Tensor, base.lengthscale).detach()
+            lengthscale = deep.base_kernel.lengthscale.detach().clone()
+            lengthscale[..., : inputs.shape[-1]] = base.lengthscale.detach()
             deep.base_kernel.lengthscale = lengthscale
         self.covar_module = whole
         # Where ``subset_output`` finds the outputs' dimension of each parameter, from the end.

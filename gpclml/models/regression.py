@@ -513,12 +513,12 @@ class GPRegression(StandardizedGP):
             current values.
         """
         given = self._config["likelihood"] is None
-        config = dict(
-            self._config,
-            kernel=kernel,
-            mean=self._config["mean"] or copy.deepcopy(self.mean_module),
-            likelihood=copy.deepcopy(self.likelihood) if given else None,
-        )
+        config: dict[str, Any] = {
+            **self._config,
+            "kernel": kernel,
+            "mean": self._config["mean"] or copy.deepcopy(self.mean_module),
+            "likelihood": copy.deepcopy(self.likelihood) if given else None,
+        }
         inputs, targets = self._training_data()
         # Made of targets in original units, then given these, which are the same up to rounding.
         original = self.target_standardizer.inverse(targets)
@@ -589,11 +589,12 @@ class GPRegression(StandardizedGP):
             columns, neighbors = options.pop("columns"), options.pop("neighbors")
             # Networks are made before their state is loaded, as large as the file asks for.
             widths = [content["train_x"].shape[-1], *options["hidden"]]
-            is_deep, asked = str(options["kernel"]).startswith("deep"), 0
+            name, asked = str(options["kernel"]), 0
+            is_deep = name.startswith("deep")
             if is_deep or options["mean"] == "mlp":
                 asked += sum(a * b for a, b in pairwise(widths))
             asked += options["num_features"] if is_deep else 0
-            asked += options["num_mixtures"] if options["kernel"] == "spectral_mixture" else 0
+            asked += options["num_mixtures"] if name.startswith("spectral") else 0
             if asked > (stored := sum(entry.numel() for entry in state.values())):
                 raise KeyError(f"{asked} parameters, of which it holds {stored}")
             scale, offset = (state[f"target_standardizer.{name}"] for name in ("scale", "offset"))
