@@ -56,7 +56,11 @@ class Sources:
 
 
 def part_of_omniglot(subset: str) -> Load:
-    """Loads the ``"train"``, ``"validation"`` or ``"test"`` alphabets of the small archives."""
+    """Loads alphabets of the small Omniglot archives.
+
+    Args:
+        subset: ``"train"``, ``"validation"`` or ``"test"``: five, one and two alphabets.
+    """
 
     def load() -> LabelledImages:
         data = load_images("omniglot-small")
@@ -68,7 +72,14 @@ def part_of_omniglot(subset: str) -> Load:
 
 
 def pictures(train: Load, validation: Load, test: Load, turned: bool = False) -> Make:
-    """Tasks of images; if turned, each quarter turn is a class of its own in training."""
+    """Tasks of images.
+
+    Args:
+        train: Loads what is learned from.
+        validation: Loads what the best look is chosen by.
+        test: Loads what is tested on.
+        turned: Whether each quarter turn is a class of its own in training.
+    """
 
     def make(shots: int, seed: int, ways: int = 5) -> Sources:
         sets = enumerate((train, validation, test))

@@ -216,9 +216,8 @@ def _beside(values: pandas.Series) -> pandas.DataFrame:
 def _ordered(table: pandas.DataFrame, *names: str) -> pandas.DataFrame:
     """A table with these names of its index, of which the last holds objectives, sorted."""
     table.index = table.index.set_names(names)
-    objectives = ordered_objectives(table.index.get_level_values(-1))
-    key = lambda row: (*map(_natural, row[:-1]), objectives.index(row[-1]))  # noqa: E731
-    return table.loc[sorted(table.index, key=key)]
+    rank = ordered_objectives(table.index.get_level_values(-1)).index
+    return table.loc[sorted(table.index, key=lambda row: (*map(_natural, row[:-1]), rank(row[-1])))]
 
 
 def _natural(value: object) -> list[tuple[int, str]]:
