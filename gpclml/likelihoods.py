@@ -11,23 +11,16 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import numpy
 import torch
 from gpytorch.constraints import Interval, Positive
 from gpytorch.likelihoods import BernoulliLikelihood, Likelihood, PoissonLikelihood
 from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
 from gpytorch.priors import Prior
 from torch import Tensor
-from torch.distributions import (
-    Bernoulli,
-    Distribution,
-    NegativeBinomial,
-    Normal,
-    Poisson,
-    StudentT,
-)
+from torch.distributions import Bernoulli, Distribution, NegativeBinomial, Normal, Poisson, StudentT
 from torch.nn.functional import logsigmoid, softplus
 
 from gpclml._utils.arguments import check_counts, checked, tensor_like
@@ -147,7 +140,7 @@ class LogNegativeBinomialLikelihood(_OneDimensionalLikelihood):
         self.raw_size = torch.nn.Parameter(torch.zeros(*batch_shape, 1))
         self.register_constraint("raw_size", size_constraint or Positive())
         if size_prior is not None:
-            self.register_prior("size_prior", size_prior, lambda m: m.size, _set_size)
+            self.register_prior("size_prior", size_prior, "size")
 
     @property
     def size(self) -> Tensor:
@@ -162,10 +155,6 @@ class LogNegativeBinomialLikelihood(_OneDimensionalLikelihood):
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> NegativeBinomial:
         """The distribution of targets at latent values."""
         return NegativeBinomial(self.size, logits=function_samples - self.size.log())
-
-
-def _set_size(likelihood: LogNegativeBinomialLikelihood, value: Tensor) -> None:
-    likelihood.size = value
 
 
 class Derivatives(NamedTuple):
@@ -203,13 +192,7 @@ class TargetDensity:
 
     def derivatives(self, f: Tensor, y: Tensor) -> Derivatives:
         """At latent values ``(*batch, n)``, without a graph; here by autograd."""
-        with torch.enable_grad():
-            f = f.detach().requires_grad_()
-            log_prob = self.log_prob(f, y)
-            (first,) = torch.autograd.grad(log_prob.sum(), f, create_graph=True)
-            (second,) = torch.autograd.grad(first.sum(), f, create_graph=True)
-            (third,) = torch.autograd.grad(second.sum(), f)
-        return Derivatives(*(t.detach() for t in (log_prob, first, second, third)))
+        return Derivatives(*(t.detach() for t in self._differentiated(f, y, 3)))
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -224,15 +207,20 @@ class TargetDensity:
         if not parameters:
             return []
         with torch.enable_grad():
-            f = f.detach().requires_grad_()
-            log_prob = self.log_prob(f, y)
-            (first,) = torch.autograd.grad(log_prob.sum(), f, create_graph=True)
-            (second,) = torch.autograd.grad(first.sum(), f, create_graph=True)
-            terms = zip(weights, (log_prob, first, second), strict=True)
+            terms = zip(weights, self._differentiated(f, y, 2), strict=True)
             total = torch.stack([(weight * term).sum() for weight, term in terms]).sum()
             gradients = torch.autograd.grad(total, parameters, allow_unused=True)
         pairs = zip(parameters, gradients, strict=True)
         return [(p, g) for p, g in pairs if g is not None]
+
+    @torch.enable_grad()
+    def _differentiated(self, f: Tensor, y: Tensor, order: int) -> list[Tensor]:
+        """Log density and its derivatives up to an order by autograd, which may go on."""
+        f = f.detach().requires_grad_()
+        values = [self.log_prob(f, y)]
+        for _ in range(order):
+            values += torch.autograd.grad(values[-1].sum(), f, create_graph=True)
+        return values
 
     def check_targets(self, name: str, y: Tensor) -> None:
         """Refuses targets that the likelihood gives no density, such as classes other than 0 and 1.
@@ -245,11 +233,9 @@ class TargetDensity:
         support = cast(Any, distribution.support)
         bad = ~support.check(y) & ~y.isnan()
         if bool(bad.any()):
-            kind = type(self.likelihood).__name__
+            got, kind = f"{float(y[bad][0]):g} among them", type(self.likelihood).__name__
             expected = _SUPPORTS.get(type(distribution), f"values of {support}")
-            raise ArgumentError(
-                name, f"{float(y[bad][0]):g} among them", f"{expected}, which {kind} takes"
-            )
+            raise ArgumentError(name, got, f"{expected}, which {kind} takes")
 
     def _distribution(self, f: Tensor) -> Distribution:
         distribution = self.likelihood(f)
@@ -456,16 +442,14 @@ class TargetPrediction:
         mean, variance, y = (t.double() for t in (self.latent_mean, self.latent_variance, y))
         if y.shape != mean.shape:
             raise ShapeError("targets", tuple(y.shape), str(tuple(mean.shape)))
-        values = []
         chunks = (v.flatten().split(_POINTS_AT_ONCE) for v in (mean, variance, y))
-        for centre, spread, target in zip(*chunks, strict=True):
-            values.append(tilted_moments(density, centre, spread, target)[0])
+        values = [tilted_moments(density, *chunk)[0] for chunk in zip(*chunks, strict=True)]
         return torch.cat(values).reshape(mean.shape).to(self.latent_mean)
 
     def cdf(self, values: ArrayLike) -> Tensor:
         """Probabilities that targets are at most these values, ``(*batch, m)``."""
         y = points_as_tensor(values, self.latent_mean, None, "values").expand_as(self.latent_mean)
-        return self._expected(lambda target: _cdf(target, y.unsqueeze(-1)), _CDF_NODES, _CDF_REACH)
+        return self._expected(partial(_evaluated, "cdf"), y, nodes=_CDF_NODES, reach=_CDF_REACH)
 
     def quantile(self, probability: float) -> Tensor:
         """The smallest values that targets are at most with a probability, ``(*batch, m)``.
@@ -481,18 +465,18 @@ class TargetPrediction:
         if isinstance(self._at(self.latent_mean), Bernoulli):
             return (1 - self.probabilities < probability).to(self.latent_mean)
         # Between the quantiles at the least and the greatest latent value that count.
-        deviation = self.latent_variance.sqrt()
-        low, high = (
-            _quantile(self._at(self.latent_mean + side * _CDF_REACH * deviation), probability)
-            for side in (-1, 1)
-        )
-        low, high = torch.minimum(low, high), torch.maximum(low, high)
+        reach = _CDF_REACH * self.latent_variance.sqrt()
+        probabilities = torch.full_like(self.latent_mean, probability, dtype=torch.float64)
+        ends = [
+            _evaluated("icdf", self._at(f), probabilities).to(self.latent_mean)
+            for f in (self.latent_mean - reach, self.latent_mean + reach)
+        ]
+        low, high = torch.stack(ends).aminmax(dim=0)
         return _searched_quantile(self.cdf, low, high, probability, self._is_whole)
 
     @property
     def _is_whole(self) -> bool:
-        kinds = Bernoulli | Poisson | NegativeBinomial
-        return isinstance(self._at(self.latent_mean), kinds)
+        return isinstance(self._at(self.latent_mean), tuple(_SUPPORTS))
 
     @property
     def _has_log_link(self) -> bool:
@@ -504,20 +488,20 @@ class TargetPrediction:
 
     def _expected(
         self,
-        function: Callable[[Distribution], Tensor],
+        function: Callable[..., Tensor],
+        *given: Tensor,
         nodes: int = _NODES,
         reach: float = _REACH,
     ) -> Tensor:
-        """The mean of a function of the distribution of targets over the latent values."""
+        """The mean over latent values of a function of the distribution and of given values."""
         mean, variance = self.latent_mean.double(), self.latent_variance.double()
         z = torch.linspace(-reach, reach, nodes, dtype=mean.dtype, device=mean.device)
         weights = (-0.5 * z.square()).softmax(-1)
-        f = mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * z
-        rows = f.reshape(-1, nodes)
-        if mean.numel() <= _POINTS_AT_ONCE:
-            values = function(self._at(f)) @ weights
-            return values.to(self.latent_mean)
-        values = [function(self._at(chunk)) @ weights for chunk in rows.split(_POINTS_AT_ONCE)]
+        columns = [v.reshape(-1, 1).split(_POINTS_AT_ONCE) for v in (mean, variance.sqrt(), *given)]
+        values = [
+            function(self._at(centre + deviation * z), *others) @ weights
+            for centre, deviation, *others in zip(*columns, strict=True)
+        ]
         return torch.cat(values).reshape(mean.shape).to(self.latent_mean)
 
 
@@ -733,33 +717,22 @@ def _tilted_mode(density: Any, mean: Tensor, variance: Tensor, y: Tensor) -> tup
     return f, (precision + (-at.second).clamp_min(0.0)).rsqrt()
 
 
-def _scipy(distribution: Any) -> Any:
+# Those whose distribution function SciPy has and PyTorch has not.
+_IN_SCIPY: dict[type[Distribution], tuple[str, Callable[[Any], tuple[Tensor, ...]]]] = {
+    Bernoulli: ("bernoulli", lambda target: (target.probs,)),
+    NegativeBinomial: ("nbinom", lambda target: (target.total_count, 1 - target.probs)),
+    Poisson: ("poisson", lambda target: (target.rate,)),
+    StudentT: ("t", lambda target: (target.df, target.loc, target.scale)),
+}
+
+
+def _evaluated(name: str, target: Distribution, values: Tensor) -> Tensor:
+    """The distribution function, ``"cdf"``, or its inverse, ``"icdf"``."""
     from scipy import stats
 
-    if isinstance(distribution, Poisson):
-        return stats.poisson(distribution.rate.double().cpu().numpy())
-    if isinstance(distribution, NegativeBinomial):
-        counts, probs = distribution.total_count, distribution.probs  # torch counts successes
-        counts, probs = torch.broadcast_tensors(counts, probs)
-        return stats.nbinom(*(t.double().cpu().numpy() for t in (counts, 1 - probs)))
-    if isinstance(distribution, Bernoulli):
-        return stats.bernoulli(distribution.probs.double().cpu().numpy())
-    if isinstance(distribution, StudentT):
-        tensors = torch.broadcast_tensors(distribution.df, distribution.loc, distribution.scale)
-        return stats.t(*(t.double().cpu().numpy() for t in tensors))
-    return None
-
-
-def _cdf(distribution: Distribution, values: Tensor) -> Tensor:
-    known = _scipy(distribution)
-    if known is None:
-        return distribution.cdf(values)
-    return torch.as_tensor(known.cdf(values.double().cpu().numpy())).to(values.device)
-
-
-def _quantile(distribution: Distribution, probability: float) -> Tensor:
-    known = _scipy(distribution)
-    like = distribution.mean
-    if known is None:
-        return distribution.icdf(torch.full_like(like, probability))
-    return torch.as_tensor(numpy.asarray(known.ppf(probability))).to(like)
+    for kind, (known, parameters) in _IN_SCIPY.items():
+        if isinstance(target, kind):
+            arrays = [t.double().cpu().numpy() for t in (values, *parameters(target))]
+            function = getattr(getattr(stats, known), {"cdf": "cdf", "icdf": "ppf"}[name])
+            return torch.as_tensor(function(*arrays)).to(values.device)
+    return getattr(target, name)(values)

@@ -15,8 +15,8 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy, log_softmax, normalize, one_hot
 
 from gpclml.inference import evaluating
-from gpclml.meta import Episodes, Tasks, TaskScores
-from gpclml.meta.evaluation import batches, class_scores
+from gpclml.meta import Episodes, Tasks
+from gpclml.meta.evaluation import batches
 
 _SHARPNESS = 100.0  # of matching networks
 _FIT_STEPS, _FIT_RATE, _MOMENTUM, _DECAY = 100, 0.01, 0.9, 0.001  # of a new linear layer
@@ -31,13 +31,25 @@ class Baseline(torch.nn.Module):
         num_features: Number q of features.
         ways: Number of classes of a task.
         num_classes: Number of classes of all training tasks.
+
+    Attributes:
+        layer: What its linear layer on the features tells apart, if it has one: classes of a
+            ``"task"`` or of ``"all"``.
     """
+
+    layer: str | None = None
+    weight: Tensor
+    bias: Tensor
 
     def __init__(
         self, backbone: torch.nn.Module, num_features: int, ways: int, num_classes: int
     ) -> None:
         super().__init__()
         self.backbone = backbone
+        if self.layer is not None:
+            rows = ways if self.layer == "task" else num_classes
+            self.weight = torch.nn.Parameter(torch.zeros(rows, num_features))
+            self.bias = torch.nn.Parameter(torch.zeros(rows))
 
     def loss(self, episodes: Episodes) -> Tensor:
         """What is minimized, of each task, ``(tasks,)``: here the query points' mean NLL."""
@@ -93,12 +105,7 @@ class LinearTransfer(Baseline):
     points; a new task is learned by :func:`fit_linear_layers` on fixed features.
     """
 
-    def __init__(
-        self, backbone: torch.nn.Module, num_features: int, ways: int, num_classes: int
-    ) -> None:
-        super().__init__(backbone, num_features, ways, num_classes)
-        self.weight = torch.nn.Parameter(torch.zeros(num_classes, num_features))
-        self.bias = torch.nn.Parameter(torch.zeros(num_classes))
+    layer = "all"
 
     def loss(self, episodes: Episodes) -> Tensor:
         """The mean NLL of the query images among all training classes."""
@@ -123,21 +130,15 @@ class FirstOrderMAML(Baseline):
     themselves, in training and afterwards: this method alone sees all query points together.
     """
 
-    def __init__(
-        self, backbone: torch.nn.Module, num_features: int, ways: int, num_classes: int
-    ) -> None:
-        super().__init__(backbone, num_features, ways, num_classes)
-        self.weight = torch.nn.Parameter(torch.zeros(ways, num_features))
-        self.bias = torch.nn.Parameter(torch.zeros(ways))
+    layer = "task"
 
     def log_probabilities(self, episodes: Episodes) -> Tensor:
         """As in the base class."""
         start = {f"backbone.{name}": p for name, p in self.backbone.named_parameters()}
         start |= {"weight": self.weight, "bias": self.bias}
         outputs = []
-        for x, y, new_x in zip(
-            episodes.support_x, episodes.support_y, episodes.query_x, strict=True
-        ):
+        tasks = zip(episodes.support_x, episodes.support_y, episodes.query_x, strict=True)
+        for x, y, new_x in tasks:
             # First order: each inner step is cut from the graph of the one before.
             fast = {name: p.detach().requires_grad_() for name, p in start.items()}
             with torch.enable_grad():
@@ -199,14 +200,9 @@ def fit_linear_layers(features: Tensor, labels: Tensor, ways: int) -> tuple[Tens
     return weight.detach(), bias.detach()
 
 
-def evaluate_baseline(model: Baseline, tasks: Tasks, count: int) -> TaskScores:
-    """Scores of the first tasks of a source, as :func:`gpclml.meta.evaluate_tasks` has them."""
-    return class_scores(*baseline_log_probabilities(model, tasks, count))
-
-
 @torch.no_grad()
 def baseline_log_probabilities(model: Baseline, tasks: Tasks, count: int) -> tuple[Tensor, Tensor]:
-    """Log probabilities of classes ``(tasks, q, ways)`` and the classes ``(tasks, q)``."""
+    """Of the first tasks of a source: ``(tasks, q, ways)``, and the classes ``(tasks, q)``."""
     log_p, labels = [], []
     with evaluating(model):
         for episodes in batches(tasks, count, next(model.parameters())):

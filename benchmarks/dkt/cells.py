@@ -12,13 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from benchmarks.dkt.baselines import (
-    BASELINES,
-    Baseline,
-    LinearTransfer,
-    baseline_log_probabilities,
-    evaluate_baseline,
-)
+from benchmarks.dkt.baselines import BASELINES, Baseline, LinearTransfer, baseline_log_probabilities
 from benchmarks.dkt.studies import Sources, study_named
 from gpclml.conditioning import Conditioning, LastPoints, RandomHoldout
 from gpclml.errors import NonFiniteError
@@ -173,8 +167,8 @@ def train_baseline(
         if step % LOOK_EVERY == 0 or step == steps:
             score = math.inf
             if validation is not None:
-                gain = evaluate_baseline(model, validation, VALIDATION_TASKS).gain
-                score = float(gain.mean())
+                answers = baseline_log_probabilities(model, validation, VALIDATION_TASKS)
+                score = float(class_scores(*answers).gain.mean())
             # Strictly better: of equal looks the first is kept.
             if score > best or validation is None:
                 best, kept, state = score, step, copy.deepcopy(model.state_dict())
@@ -222,8 +216,7 @@ def _summary(scores: TaskScores) -> dict[str, float]:
 
 def sources_on_device(cell: Mapping[str, Any]) -> Sources:
     """The tasks of a cell, whose images are on its device."""
-    study = study_named(cell["study"])
-    sources = study.sources(cell["shots"], cell["seed"], *study.ways_of(cell))
+    sources = study_named(cell["study"]).sources_of(cell)
     moved = (cast(NumberedTasks, tasks) and cast(NumberedTasks, tasks).to(cell["device"])
              for tasks in (sources.train, sources.validation, sources.test))  # fmt: skip
     return Sources(*moved)  # pyright: ignore[reportArgumentType]
@@ -232,15 +225,13 @@ def sources_on_device(cell: Mapping[str, Any]) -> Sources:
 def _baseline(cell: Mapping[str, Any]) -> dict[str, float]:
     episodes = sources_on_device(cell).test.draw(range(cell["test_tasks"]))
     if episodes.ways:
-        return _mean("accuracy", nearest_neighbour_accuracy(episodes))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a fit to few points may stop early
-        errors, nlls = plain_gp_scores(episodes)
-    return {**_mean("mse", errors), "nll": float(nlls.mean())}
-
-
-def _mean(name: str, scores: Tensor) -> dict[str, float]:
-    return {name: float(scores.mean()), "interval": TaskScores.interval(scores)}
+        name, scores, further = "accuracy", nearest_neighbour_accuracy(episodes), {}
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a fit to few points may stop early
+            scores, nlls = plain_gp_scores(episodes)
+        name, further = "mse", {"nll": float(nlls.mean())}
+    return {name: float(scores.mean()), "interval": TaskScores.interval(scores), **further}
 
 
 def nearest_neighbour_accuracy(episodes: Episodes) -> Tensor:

@@ -20,11 +20,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from typer import Option
 
-from benchmarks._options import Csv, errors_as_text, names
+from benchmarks._options import Csv, check_known, errors_as_text, names
 from benchmarks._tables import print_tables
 from benchmarks.dkt.studies import study_named
 from gpclml.conditioning import LastPoints
-from gpclml.errors import UnknownNameError
 from gpclml.inference import evaluating
 from gpclml.meta import Conv4, DeepKernelTransfer, Episodes, Tasks, evaluate_tasks, train_on_tasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -176,13 +175,7 @@ KERNELS: Mapping[str, Callable[[], Kernel]] = MappingProxyType(
 
 
 def published_model(kernel: str, ways: int, seed: int) -> ClassModels:
-    """The untrained published model of a kernel in :data:`KERNELS`, on Conv4.
-
-    Args:
-        kernel: Name of the kernel.
-        ways: Number of classes.
-        seed: Seed of the network's start.
-    """
+    """The untrained published model of a kernel in :data:`KERNELS`, on Conv4 from a seed."""
     network = _network(seed)
     if kernel == "batch-norm-cosine":
         network = torch.nn.Sequential(network, torch.nn.BatchNorm1d(_FEATURES))
@@ -209,8 +202,7 @@ def compare_with_published(
     Raises:
         UnknownNameError: The kernel or a study is not known.
     """
-    if kernel not in KERNELS:
-        raise UnknownNameError("kernel", kernel, KERNELS)
+    check_known("kernel", [kernel], KERNELS)
     sources = [study_named(name).sources(shots, seed) for name in studies]
     tasks = sources[0].train
     theirs = {}

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from benchmarks._options import check_known
 from benchmarks.data import LabelledImages, data_folder, load_head_poses
 from benchmarks.data import load_images as read_images
 from benchmarks.dkt.tasks import HeadPoseTasks, RotationTasks, conv3
-from gpclml.errors import UnknownNameError
 from gpclml.kernels.networks import MLP
 from gpclml.meta import Conv4, ConvBlocks, ImageTasks, PeriodicTasks, Tasks
 
@@ -82,11 +82,10 @@ def pictures(train: Load, validation: Load, test: Load, turned: bool = False) ->
     """
 
     def make(shots: int, seed: int, ways: int = 5) -> Sources:
+        sets = enumerate((train, validation, test))
         return Sources(*(
-            _image_tasks(
-                load(), shots, 3 * seed + index, ways=ways, rotations=turned and index == 0
-            )
-            for index, load in enumerate((train, validation, test))
+            _image_tasks(load(), shots, 3 * seed + index, ways, turned and index == 0)
+            for index, load in sets
         ))  # fmt: skip
 
     return make
@@ -128,12 +127,11 @@ def head_poses(out_of_range: bool) -> Make:
         rows = [index for index, group in enumerate(everyone.people) if group not in _TEST_PEOPLE]
         tested = [index for index, group in enumerate(everyone.people) if group in _TEST_PEOPLE]
         yaws = _TRAIN_YAWS if out_of_range else 19
+        train, test = everyone.images[rows], everyone.images[tested]
         return Sources(
-            train=HeadPoseTasks(everyone.images[rows], shots, yaws=yaws, seed=3 * seed),
+            train=HeadPoseTasks(train, shots, yaws=yaws, seed=3 * seed),
             validation=None,
-            test=HeadPoseTasks(
-                everyone.images[tested], shots, support_yaws=yaws, seed=3 * seed + 2
-            ),
+            test=HeadPoseTasks(test, shots, support_yaws=yaws, seed=3 * seed + 2),
         )
 
     return make
@@ -148,14 +146,14 @@ def digits(shots: int, seed: int, ways: int = 3) -> Sources:
         rows = (data.labels >= low) & (data.labels < high)
         images = data.images[rows].flip(-1) if mirrored else data.images[rows]
         some = replace(data, images=images, labels=data.labels[rows])
-        return _image_tasks(some, shots, 3 * seed + index, ways=ways, rotations=index < 2)
+        return _image_tasks(some, shots, 3 * seed + index, ways, index < 2)
 
     # Training turns its digits and does not mirror them, so mirror images are new to it.
     return Sources(tasks(0, 6, 0), tasks(2, 6, 1, mirrored=True), tasks(6, 10, 2))
 
 
 def _image_tasks(
-    data: LabelledImages, shots: int, seed: int, *, ways: int, rotations: bool = False
+    data: LabelledImages, shots: int, seed: int, ways: int, rotations: bool
 ) -> ImageTasks:
     return ImageTasks(
         data.images, data.labels, ways=ways, shots=shots, queries=_QUERIES, rotations=rotations,
@@ -189,10 +187,10 @@ class FewShotStudy:
     shots: tuple[int, ...]
     classes: bool
 
-    @staticmethod
-    def ways_of(cell: Mapping[str, Any]) -> tuple[int, ...]:
-        """What a cell adds to the arguments of ``sources``."""
-        return () if cell.get("ways") is None else (cell["ways"],)
+    def sources_of(self, cell: Mapping[str, Any]) -> Sources:
+        """The tasks of a cell."""
+        ways = () if cell.get("ways") is None else (cell["ways"],)
+        return self.sources(cell["shots"], cell["seed"], *ways)
 
 
 def study_named(name: str) -> FewShotStudy:
@@ -201,19 +199,15 @@ def study_named(name: str) -> FewShotStudy:
     Raises:
         UnknownNameError: There is none.
     """
-    if name not in STUDIES:
-        raise UnknownNameError("study", name, STUDIES)
+    check_known("study", [name], STUDIES)
     return STUDIES[name]
 
 
-def _omniglot(name: str, chosen_by: bool | None = None) -> LabelledImages:
-    """An original set, or only the alphabets to choose by, or all others."""
-    data = load_images(name)
-    if chosen_by is None:
-        return data
-    return data.select_groups(
-        [group for group in data.groups if (group in _CHOSEN_BY) == chosen_by]
-    )
+def _background(to_choose_by: bool) -> LabelledImages:
+    """The alphabets of Omniglot's background to choose by, or all others."""
+    data = load_images("omniglot-background")
+    groups = [group for group in data.groups if (group in _CHOSEN_BY) == to_choose_by]
+    return data.select_groups(groups)
 
 
 def _emnist(to_choose_by: bool) -> LabelledImages:
@@ -269,9 +263,8 @@ STUDIES: Mapping[str, FewShotStudy] = MappingProxyType(
             "alphabets to test on, 5-way by default",
             "omniglot-background",
             pictures(
-                partial(_omniglot, "omniglot-background", False),
-                partial(_omniglot, "omniglot-background", True),
-                partial(_omniglot, "omniglot-evaluation"), turned=True,
+                partial(_background, False), partial(_background, True),
+                partial(load_images, "omniglot-evaluation"), turned=True,
             ),
             Conv4, 64, (1, 5), True,
         ),
@@ -283,16 +276,15 @@ STUDIES: Mapping[str, FewShotStudy] = MappingProxyType(
             partial(load_images, "cyrillic"),
         ),
         "omniglot-part-to-mnist": _omniglot_part(
-            "MNIST's test digits to test on",
-            partial(load_images, "mnist-test"),
+            "MNIST's test digits to test on", partial(load_images, "mnist-test"),
         ),
         "omniglot-to-emnist": FewShotStudy(
             "all 50 alphabets of Omniglot to learn from, every other of EMNIST's 62 digits and "
             "letters to choose by, the others to test on, 5-way by default",
             "omniglot",
             pictures(
-                partial(_omniglot, "omniglot"), partial(_emnist, True), partial(_emnist, False),
-                turned=True,
+                partial(load_images, "omniglot"), partial(_emnist, True),
+                partial(_emnist, False), turned=True,
             ),
             Conv4, 64, (1, 5), True,
         ),

@@ -65,9 +65,8 @@ def _results(done: pandas.DataFrame) -> pandas.DataFrame:
         if name in done and name in ("accuracy", "mse"):
             # Intervals of seeds are combined as of independent tasks.
             halves = done.assign(half=factor * done["interval"].where(done[name].notna()))
-            columns[f"95% over tasks ({name})"] = halves.groupby(keys)["half"].agg(
-                _interval, digits
-            )
+            combined = halves.groupby(keys)["half"].agg(_interval, digits)
+            columns[f"95% over tasks ({name})"] = combined
     if "train_seconds" in done:
         seconds = done.groupby(keys)["train_seconds"].mean()
         columns["seconds of training"] = seconds.map("{:.0f}".format, na_action="ignore")
@@ -89,9 +88,9 @@ def _keys(done: pandas.DataFrame) -> list[str]:
     return [name for name in _KEYS if name != "ways" or "ways" in done]
 
 
-def _mean(values: pandas.Series, factor: int, digits: int, sign: str = "") -> str:
+def _mean(values: pandas.Series, factor: int, digits: int) -> str:
     """Over seeds, with its standard error where there are several."""
-    return with_error(factor * values.dropna(), digits, sign)
+    return with_error(factor * values.dropna(), digits)
 
 
 def _interval(halves: pandas.Series, digits: int) -> str:
@@ -135,12 +134,7 @@ def _paired(values: pandas.Series, digits: int) -> str | float:
 def make_grid(
     study: Annotated[
         tuple[str, ...],
-        Option(
-            help="Studies, comma-separated: cub, digits, mini-imagenet, mini-imagenet-to-cub, "
-            "omniglot, omniglot-part, omniglot-part-to-cyrillic, omniglot-part-to-mnist, "
-            "omniglot-to-emnist, periodic, periodic-out-of-range, qmul, qmul-out-of-range, "
-            "rotation."
-        ),
+        Option(help=f"Studies, comma-separated: {', '.join(STUDIES)}."),
         names,
     ],
     shots: Annotated[
@@ -152,8 +146,8 @@ def make_grid(
     kernels: Annotated[
         tuple[str, ...],
         Option(
-            help="Kernels on features, comma-separated, and baselines: pixels, linear-transfer, "
-            "maml, matching, prototypes."
+            help="Kernels on features, comma-separated, and baselines: "
+            f"{', '.join((BASELINE, *BASELINES))}."
         ),
         names,
     ] = ("cosine", "batch-norm-cosine", "linear", BASELINE),
@@ -184,15 +178,19 @@ def make_grid(
     known = [name.replace("_", "-") for name in (*KERNELS, BASELINE, *BASELINES)]
     check_known("kernels", kernels, known)
     check_known("objectives", objectives, OBJECTIVES)
-    check_positive(
-        seeds=seeds, steps=steps, tasks_per_step=tasks_per_step, test_tasks=test_tasks, lr=lr
-    )
+    counts = {"steps": steps, "tasks_per_step": tasks_per_step, "test_tasks": test_tasks}
+    check_positive(seeds=seeds, lr=lr, **counts)
     check_device(device)
     # One task of each is drawn before anything runs: missing data are told at once.
     pairs = [(name, k) for name in study for k in shots or study_named(name).shots]
     for name, k in pairs:
-        _check_study(name, kernels, ways)
-        study_named(name).sources(k, 0, *study_named(name).ways_of({"ways": ways}))
+        unfit = [value for value in kernels if value in BASELINES]
+        if unfit and not study_named(name).classes:
+            fix = "Leave out that study or baseline."
+            raise ArgumentError("kernels", unfit[0], f"kernels or pixels for {name}", fix)
+        if ways is not None and not study_named(name).classes:
+            raise ArgumentError("ways", ways, f"none for {name}, which has no classes")
+        study_named(name).sources_of({"shots": k, "seed": 0, "ways": ways})
     cells = []
     for (name, k), kernel, objective, seed in itertools.product(
         pairs, kernels, objectives, range(seeds)
@@ -209,18 +207,6 @@ def make_grid(
             cell["ways"] = ways
         cells.append(cell)
     return list({tuple(cell.items()): cell for cell in cells}.values())
-
-
-def _check_study(name: str, kernels: tuple[str, ...], ways: int | None) -> None:
-    """Raises where a study of functions is asked for what only classes have."""
-    unfit = [value for value in kernels if value in BASELINES]
-    if study_named(name).classes:
-        return
-    if unfit:
-        fix = "Leave out that study or baseline."
-        raise ArgumentError("kernels", unfit[0], f"kernels or pixels for {name}", fix)
-    if ways is not None:
-        raise ArgumentError("ways", ways, f"none for {name}, which has no classes")
 
 
 STUDY = Study(

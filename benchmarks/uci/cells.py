@@ -88,10 +88,9 @@ def run_cell(cell: Mapping[str, Any]) -> Metrics:
     """
     prepared = _prepare(cell)
     start = time.perf_counter()
+    options = (cell[name] for name in ("optimizer", "steps", "lr", "seed"))
     with noting_failed_fits() as notes:  # of a warm start too
-        steps, message = train(
-            prepared.mll, cell["optimizer"], cell["steps"], cell["lr"], cell["seed"]
-        )
+        steps, message = train(prepared.mll, *options)
     return _evaluate(prepared, steps, message or " ".join(notes), time.perf_counter() - start)
 
 

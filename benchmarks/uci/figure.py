@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
@@ -115,16 +116,15 @@ def _styles(done: pandas.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
     objectives = ordered_objectives(done["objective_label"])
     present = set(zip(done["kernel_label"], done["objective_label"], strict=True))
     styles = {}
-    for i, kernel in enumerate(kernels):
-        for j, objective in enumerate(objectives):
-            if (kernel, objective) in present:
-                color = PALETTE[i % len(PALETTE)]
-                style, marker = _STYLES[j % len(_STYLES)]
-                # Hollow from the second objective on: told apart without a line too.
-                face = color if j == 0 else "white"
-                styles[kernel, objective] = {
-                    "color": color, "linestyle": style, "marker": marker, "markerfacecolor": face,
-                }  # fmt: skip
+    for kernel, objective in itertools.product(kernels, objectives):
+        if (kernel, objective) in present:
+            j, color = objectives.index(objective), PALETTE[kernels.index(kernel) % len(PALETTE)]
+            style, marker = _STYLES[j % len(_STYLES)]
+            # Hollow from the second objective on: told apart without a line too.
+            styles[kernel, objective] = {
+                "color": color, "linestyle": style, "marker": marker,
+                "markerfacecolor": color if j == 0 else "white",
+            }  # fmt: skip
     return styles
 
 

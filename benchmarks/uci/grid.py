@@ -57,9 +57,7 @@ STUDIES: Mapping[str, tuple[Product, ...]] = MappingProxyType(
             ),
         ),
         "baselines": (
-            Product(
-                _ALL, _UP_TO_700, objectives=("lml",), kernels=("rbf", "rq", "spectral_mixture")
-            ),
+            Product(_ALL, _UP_TO_700, 10, ("lml",), ("rbf", "rq", "spectral_mixture")),
             Product(_ALL, _UP_TO_700, objectives=("clml",), kernels=("rbf",)),
         ),
         "deep": (
@@ -71,12 +69,8 @@ STUDIES: Mapping[str, tuple[Product, ...]] = MappingProxyType(
             Product(_LARGE, (1000, 2000, 5000), 5, ("lml",), ("rbf", "rq")),
         ),
         "ablation": (
-            _ablated(
-                (
-                    "lml", "clml", "clml-fixed", "clml-folds", "clml-orderings", "loo",
-                    "lml-subset",
-                )
-            ),
+            _ablated(("lml", "clml", "clml-fixed", "clml-folds", "clml-orderings", "loo",
+                      "lml-subset")),
             _ablated(("clml",), held_out=(0.25, 0.5, 0.75, 0.9)),
             _ablated(("lml", "clml"), steps=100),
             Product(_ABLATION, kernels=("deep-bottleneck",), steps=(1000,)),
@@ -108,10 +102,7 @@ def named_products(name: str, **changes: Any) -> tuple[Product, ...]:
 
 
 def make_grid(
-    products: Iterable[Product],
-    *,
-    device: str = "cpu",
-    leave_out: bool = False,
+    products: Iterable[Product], *, device: str = "cpu", leave_out: bool = False
 ) -> list[dict[str, Any]]:
     """The cells of one product of settings or several, each cell once.
 
@@ -138,7 +129,13 @@ def make_grid(
         check_known("dtype", [product.dtype], _DTYPES)
         for kernel, mean in itertools.product(product.kernels, product.means):
             optimizer_for(kernel, mean)
-        _check_numbers(product)
+        check_positive(seeds=product.seeds, lr=product.lr)
+        for steps in product.steps:
+            check_positive(steps=steps)
+        for share in product.held_out:
+            if not 0 < share < 1:
+                fix = "Conditioning on no point, a share of 1, is the objective lml."
+                raise ArgumentError("held_out", share, "shares between 0 and 1, 1 - m/n each", fix)
     # Every data set is loaded once here, so that a missing file is told before a cell runs.
     names = {name for product in products for name in product.datasets}
     tables = {name: data.load(name) for name in sorted(names)}
@@ -169,68 +166,34 @@ def product_cells(
         if n > num_train[name]:
             continue
         optimizer = optimizer_for(kernel, mean)
-        # None where a setting does not matter: sweeps over it share the cell.
         adam = optimizer == "adam"
-        yield {
-            "dataset": name,
-            "n": n,
-            "seed": seed,
-            "objective": objective,
-            "kernel": kernel,
-            "mean": mean,
-            "optimizer": optimizer,
-            "steps": steps if adam else None,
-            "lr": product.lr if adam else None,
-            "held_out": held_out if uses_held_out(objective) else None,
-            "dtype": product.dtype,
-            "device": device,
-        }
+        rows = {"dataset": name, "n": n, "seed": seed}
+        model = {"objective": objective, "kernel": kernel, "mean": mean, "optimizer": optimizer}
+        training = {"steps": steps if adam else None, "lr": product.lr if adam else None}
+        share = held_out if uses_held_out(objective) else None
+        numbers = {"held_out": share, "dtype": product.dtype, "device": device}
+        yield {**rows, **model, **training, **numbers}
 
 
 def left_out_sizes(
     products: Iterable[Product], cells: Iterable[Mapping[str, Any]]
 ) -> dict[str, list[int]]:
     """The n of each data set that a grid asks for and has no cell of, where there are any."""
-    present = {(cell["dataset"], cell["n"]) for cell in cells}
-    asked = sorted(
-        {
-            pair
-            for product in products
-            for pair in itertools.product(product.datasets, product.sizes)
-        }
-    )
-    missing: dict[str, list[int]] = {}
-    for name, n in asked:
-        if (name, n) not in present:
-            missing.setdefault(name, []).append(n)
-    return missing
-
-
-def _check_numbers(product: Product) -> None:
-    check_positive(seeds=product.seeds, lr=product.lr)
-    for steps in product.steps:
-        check_positive(steps=steps)
-    for share in product.held_out:
-        if not 0 < share < 1:
-            fix = "Conditioning on no point, a share of 1, is the objective lml."
-            raise ArgumentError("held_out", share, "shares between 0 and 1, 1 - m/n each", fix)
+    pairs = [itertools.product(product.datasets, product.sizes) for product in products]
+    missing = {*itertools.chain(*pairs)} - {(cell["dataset"], cell["n"]) for cell in cells}
+    groups = itertools.groupby(sorted(missing), key=lambda pair: pair[0])
+    return {name: [n for _, n in group] for name, group in groups}
 
 
 def _check_sizes(product: Product, num_train: Mapping[str, int], leave_out: bool) -> None:
     for name, n in itertools.product(product.datasets, product.sizes):
         if not 2 <= n <= num_train[name] and not (leave_out and n > 2):
-            raise ArgumentError(
-                "n",
-                f"{n} for {name}",
-                f"2 to {num_train[name]}, the {name} rows to train on (90% of all)",
-                "Take another n, or leave out the data set.",
-            )
+            expected = f"2 to {num_train[name]}, the {name} rows to train on (90% of all)"
+            fix = "Take another n, or leave out the data set."
+            raise ArgumentError("n", f"{n} for {name}", expected, fix)
     if any(uses_held_out(objective) for objective in product.objectives):
         for n, share in itertools.product(product.sizes, product.held_out):
-            if not 0 < round(share * n) < n:
-                raise ArgumentError(
-                    "held_out",
-                    f"{share}, which holds out {round(share * n)} of n = {n} points",
-                    "at least one point held out and one conditioned on",
-                    "Take another share or a larger n.",
-                )
+            if not 0 < (count := round(share * n)) < n:
+                got = f"{share}, which holds out {count} of n = {n} points"
+                expected = "at least one point held out and one conditioned on"
+                raise ArgumentError("held_out", got, expected, "Take another share or a larger n.")

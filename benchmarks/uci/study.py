@@ -14,13 +14,7 @@ from benchmarks._tables import section, table
 from benchmarks.data import load
 from benchmarks.runner import Batches
 from benchmarks.study import Study
-from benchmarks.uci.cells import (
-    CONFIGURATION,
-    batch_label,
-    most_in_batch,
-    run_cell,
-    run_cells,
-)
+from benchmarks.uci.cells import CONFIGURATION, batch_label, most_in_batch, run_cell, run_cells
 from benchmarks.uci.figure import draw_figure
 from benchmarks.uci.grid import Product, left_out_sizes, make_grid, named_products
 from benchmarks.uci.tables import (

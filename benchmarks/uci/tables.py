@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from re import split
 from types import MappingProxyType
-from typing import Any
 
+import numpy
 import pandas
 from scipy.stats import binomtest
 
@@ -85,10 +85,9 @@ def verdicts(differences: pandas.DataFrame) -> pandas.Series:
     Returns:
         A win below minus two standard errors, a loss above two, a tie between or for one pair.
     """
-    verdict = differences["mean"].map(lambda _: "tie").astype(object)
-    verdict[differences["mean"] < -2 * differences["se"]] = "win"
-    verdict[differences["mean"] > 2 * differences["se"]] = "loss"
-    return verdict
+    mean, limit = differences["mean"], 2 * differences["se"]
+    verdict = numpy.select([mean < -limit, mean > limit], ["win", "loss"], "tie")
+    return pandas.Series(verdict, differences.index, dtype=object)
 
 
 def sign_test(differences: Iterable[float]) -> tuple[int, int, float]:
@@ -122,10 +121,6 @@ _PLAIN: Mapping[str, str] = MappingProxyType(
 
 def mean_table(done: pandas.DataFrame, metric: str) -> pandas.DataFrame:
     """Each method's mean over seeds with its standard error, as text.
-
-    Args:
-        done: Finished cells with their labels.
-        metric: One of ``METRICS``.
 
     Returns:
         A row for each n, kernel and objective, a column a data set; the number of seeds in
@@ -204,27 +199,25 @@ def win_table(done: pandas.DataFrame) -> pandas.DataFrame:
         if metric != "crps":
             places = {key: _worst(group) for key, group in differences.groupby(level=by)}
             columns[f"most unfavourable {metric.upper()}"] = pandas.Series(places, dtype=object)
-    table = pandas.DataFrame(columns)
-    table.index = table.index.set_names(["kernel", "objective"])
-    return table.loc[ordered_rows(table.index, level=1)]
+    return _ordered(pandas.DataFrame(columns), "kernel", "objective")
 
 
 def wide(values: pandas.Series) -> pandas.DataFrame:
-    """Values indexed by dataset, n, kernel and objective, with data sets side by side.
-
-    Args:
-        values: The values; what is missing becomes ``"-"``.
-    """
-    frame = values.astype(object).unstack("dataset")
-    frame = frame.where(frame.notna(), "-").rename_axis(columns=None)
-    frame.index = frame.index.set_names(["n", "kernel", "objective"])
-    return frame.loc[ordered_rows(frame.index, level=2)]
+    """Values indexed by dataset, n, kernel and objective, with data sets side by side."""
+    return _ordered(_beside(values), "n", "kernel", "objective")
 
 
-def ordered_rows(index: pandas.Index, level: int) -> list[Any]:
-    """The entries of an index whose level ``place`` holds objectives, the LML and CLML first."""
-    rank = {label: i for i, label in enumerate(ordered_objectives(index.get_level_values(level)))}
-    return sorted(index, key=lambda row: (*map(_natural, row[:level]), rank[row[level]]))
+def _beside(values: pandas.Series) -> pandas.DataFrame:
+    """A column a data set, ``"-"`` for what is missing."""
+    frame = values.astype(object).unstack("dataset").rename_axis(columns=None)
+    return frame.where(frame.notna(), "-")
+
+
+def _ordered(table: pandas.DataFrame, *names: str) -> pandas.DataFrame:
+    """A table with these names of its index, of which the last holds objectives, sorted."""
+    table.index = table.index.set_names(names)
+    rank = ordered_objectives(table.index.get_level_values(-1)).index
+    return table.loc[sorted(table.index, key=lambda row: (*map(_natural, row[:-1]), rank(row[-1])))]
 
 
 def _natural(value: object) -> list[tuple[int, str]]:
@@ -237,13 +230,13 @@ def _natural(value: object) -> list[tuple[int, str]]:
 
 def _texts(statistics: pandas.DataFrame) -> pandas.Series:
     most = statistics["seeds"].max()
-    texts = [_text(row, most) for row in statistics.itertuples()]
+
+    def text(mean: float, error: float, seeds: int) -> str:
+        spread = "" if seeds < 2 else f" ± {error:.3f}"
+        return f"{mean:z.3f}{spread}" + ("" if seeds == most else f" [{seeds}]")
+
+    texts = [text(*row) for row in statistics[["mean", "se", "seeds"]].itertuples(index=False)]
     return pandas.Series(texts, index=statistics.index, dtype=object)
-
-
-def _text(row: Any, most: int) -> str:
-    spread = "" if row.seeds < 2 else f" ± {row.se:.3f}"
-    return f"{row.mean:z.3f}{spread}" + ("" if row.seeds == most else f" [{row.seeds}]")
 
 
 def _signs(differences: pandas.Series) -> str:
@@ -316,8 +309,7 @@ def published_table(done: pandas.DataFrame) -> pandas.DataFrame:
         pair = PUBLISHED_MEDIANS.get(name, {}).get(n)
         ours = [medians.get((name, n, kernel, objective)) for objective in ("lml", "clml")]
         if pair is not None and None not in ours:
-            values = [f"{value:.3f}" for value in (*pair, *ours)]
-            rows[name, n, kernel] = values
+            rows[name, n, kernel] = [f"{value:.3f}" for value in (*pair, *ours)]
     columns = ["paper, LML", "paper, CLML", "ours, LML", "ours, CLML"]
     index = pandas.MultiIndex.from_tuples(list(rows), names=["dataset", "n", "kernel"])
     return pandas.DataFrame(list(rows.values()), index=index, columns=columns)
@@ -334,20 +326,16 @@ def turning_table(done: pandas.DataFrame) -> pandas.DataFrame:
     differences = less_lml(done, "rmse")["mean"].reset_index()
     if differences["n"].nunique() < 2:
         return pandas.DataFrame()
+
+    def first_turn(group: pandas.DataFrame) -> str:
+        turned = group.loc[group["mean"] >= 0, "n"]
+        return f"> {group['n'].max()}" if turned.empty else str(turned.min())
+
     groups = differences.groupby(["dataset", "kernel_label", "objective_label"])
-    first = groups.apply(_first_turn, include_groups=False)
-    table = first.unstack("dataset").rename_axis(columns=None)
-    table.index = table.index.set_names(["kernel", "objective"])
-    table = table.where(table.notna(), "-")
-    return table.loc[ordered_rows(table.index, level=1)]
+    return _ordered(_beside(groups.apply(first_turn, include_groups=False)), "kernel", "objective")
 
 
 def seconds_table(done: pandas.DataFrame) -> pandas.DataFrame:
     """Median wall time of building and training one model, seconds, as text."""
     seconds = done.groupby(list(CELL))["train_seconds"].median()
-    return wide(seconds.map(lambda value: f"{value:.2f}"))
-
-
-def _first_turn(differences: pandas.DataFrame) -> str:
-    turned = differences.loc[differences["mean"] >= 0, "n"]
-    return f"> {differences['n'].max()}" if turned.empty else str(turned.min())
+    return wide(seconds.map("{:.2f}".format))

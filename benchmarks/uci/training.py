@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.utils.warnings import NumericalWarning
 
+from benchmarks._options import check_known
 from gpclml.conditioning import (
     Conditioning,
     KFold,
@@ -18,7 +19,6 @@ from gpclml.conditioning import (
     RandomOrderings,
     Split,
 )
-from gpclml.errors import UnknownNameError
 from gpclml.fit import fit_mll, fit_networks
 from gpclml.kernels import DeepKernel
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -114,8 +114,7 @@ def make_objective(
     Raises:
         UnknownNameError: No such objective.
     """
-    if name not in objective_names():
-        raise UnknownNameError("objective", name, objective_names())
+    check_known("objective", [name], objective_names())
     share = DEFAULT_HELD_OUT if held_out is None else held_out
     conditioning = _CONDITIONINGS[name](share, seed)
     return ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=seed)
@@ -128,26 +127,19 @@ _NETWORK_KERNELS = ("deep", "deep-bottleneck")
 KERNELS = (*_NETWORK_KERNELS, "matern", "rbf", "rq", "spectral_mixture")
 """Kernels of the benchmark, by their names in ``GPRegression``."""
 
-_NETWORK_MEANS = ("mlp",)
-MEANS = ("constant", *_NETWORK_MEANS, "zero")
+MEANS = ("constant", "mlp", "zero")
 """Means of the benchmark, by their names in ``GPRegression``."""
 
 
 def optimizer_for(kernel: str, mean: str) -> str:
     """The optimizer of a model: ``"adam"`` with a network in it, ``"lbfgs"`` without one.
 
-    Args:
-        kernel: One of ``KERNELS``.
-        mean: One of ``MEANS``.
-
     Raises:
         UnknownNameError: No such kernel or mean.
     """
-    if kernel not in KERNELS:
-        raise UnknownNameError("kernel", kernel, KERNELS)
-    if mean not in MEANS:
-        raise UnknownNameError("mean", mean, MEANS)
-    return "adam" if kernel in _NETWORK_KERNELS or mean in _NETWORK_MEANS else "lbfgs"
+    check_known("kernel", [kernel], KERNELS)
+    check_known("mean", [mean], MEANS)
+    return "adam" if kernel in _NETWORK_KERNELS or mean == "mlp" else "lbfgs"
 
 
 def train(

@@ -141,10 +141,7 @@ class SkipFeatures(torch.nn.Module):
 
     @checked
     def __init__(
-        self,
-        sizes: Sequence[int],
-        start: float = 1e-3,
-        generator: torch.Generator | None = None,
+        self, sizes: Sequence[int], start: float = 1e-3, generator: torch.Generator | None = None
     ) -> None:
         super().__init__()
         check_positive(start=start)

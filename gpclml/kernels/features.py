@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -127,8 +128,7 @@ class FeatureKernel(JointKernel):
         super().__init__()
         self.features = features
         start = torch.as_tensor(prior_variance).detach().reshape(-1)
-        if not start.is_floating_point():
-            start = start.to(torch.get_default_dtype())
+        start = start if start.is_floating_point() else start.to(torch.get_default_dtype())
         register_positive(self, prior_variance=start)
 
     def features_of(self, x: Tensor) -> Tensor:
@@ -186,16 +186,10 @@ class PolynomialFeatures(torch.nn.Module):
     @checked(late=True, x="float (*batch, n, d)")
     def forward(self, x: Tensor) -> Tensor:
         """Features of points, ``(*batch, n, d)`` to ``(*batch, n, R)``."""
-        # Columns of a product ascend, so that each is made once, from the one without its last.
-        products, last = torch.ones_like(x[..., :1]), [0]  # of one degree, with their last columns
-        degrees = [products]
-        for _ in range(self.degree):
-            factors = [range(column, x.shape[-1]) for column in last]
-            parents = [parent for parent, columns in enumerate(factors) for _ in columns]
-            last = [column for columns in factors for column in columns]
-            indices = torch.tensor([parents, last], device=x.device)
-            products = products[..., indices[0]] * x[..., indices[1]]
-            degrees.append(products)
+        degrees = [torch.ones_like(x[..., :1])]
+        for degree in range(1, self.degree + 1):
+            factors = itertools.combinations_with_replacement(range(x.shape[-1]), degree)
+            degrees.append(x[..., torch.tensor([*factors], device=x.device)].prod(-1))
         return torch.cat(degrees, dim=-1)
 
 

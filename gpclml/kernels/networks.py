@@ -33,8 +33,7 @@ class MLP(torch.nn.Sequential):
             network mean learns from there, a deep kernel does not (see
             :class:`gpclml.kernels.DeepKernel`).
         generator: Generator of the initial weights; seed 0 if None.
-        dtype: Dtype of the parameters;
-            torch's default if None.
+        dtype: Dtype of the parameters; torch's default if None.
         device: Device of the parameters.
 
     Raises:
@@ -109,10 +108,9 @@ class StackedNetwork(torch.nn.Module):
         super().__init__()
         if len(networks) == 0:
             raise ArgumentError("networks", "none", "at least one network")
-        names = [type(network).__name__ for network in networks]
-        for name in names:
-            if name != names[0]:
-                raise ArgumentError("networks", name, f"{names[0]}, as the first")
+        first, *others = dict.fromkeys(type(network).__name__ for network in networks)
+        if others:
+            raise ArgumentError("networks", others[0], f"{first}, as the first")
         parameters, buffers = torch.func.stack_module_state(list(networks))
         # In a tuple it is no submodule: its code is used, never its parameters.
         self._build = (copy.deepcopy(networks[0]),)

@@ -1,4 +1,4 @@
-"""The base class of models, and the networks in them."""
+"""The base classes of models, and the networks in them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.means import Mean
 from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 from torch.nn import Module
 
-from gpclml._utils.arguments import checked
-from gpclml.errors import MissingError, UnsupportedError
+from gpclml._utils.arguments import checked, seeded
+from gpclml.errors import MissingError
 from gpclml.kernels import DeepKernel, NetworkMean
+from gpclml.models.named_parts import make_kernel, make_mean
+from gpclml.models.standardize import Standardizer
 
 if TYPE_CHECKING:
     import pandas
@@ -33,13 +37,12 @@ def find_networks(model: torch.nn.Module) -> list[torch.nn.Module]:
     Returns:
         The networks, in the order of ``model.modules()``.
     """
-    networks: dict[int, torch.nn.Module] = {}
-    for module in model.modules():
-        if isinstance(module, DeepKernel):
-            networks.setdefault(id(module.feature_extractor), module.feature_extractor)
-        elif isinstance(module, NetworkMean):
-            networks.setdefault(id(module.network), module.network)
-    return list(networks.values())
+    networks = (
+        module.feature_extractor if isinstance(module, DeepKernel) else module.network
+        for module in model.modules()
+        if isinstance(module, DeepKernel | NetworkMean)
+    )
+    return list(dict.fromkeys(networks))
 
 
 # A checker that does not read upstream's source knows this base.
@@ -54,11 +57,12 @@ class RegressionGP(ExactGP):
 
     def __getattr__(self, name: str) -> Any:
         """A MissingError for what acquisition functions ask BoTorch's models for."""
-        if name in ("num_outputs", "posterior"):
-            raise MissingError(
-                f"model.{name}", f"a {type(self).__name__}, which has none", "a model of BoTorch",
-                "Use GPRegression or DeepKernelGP, or call the model in eval mode.",
-            )  # fmt: skip
+        if name in ("num_outputs", "posterior", "fantasize"):
+            got = f"a {type(self).__name__}, which has none"
+            fix = "Use GPRegression or DeepKernelGP, or call the model in eval mode."
+            if name == "fantasize":  # as look-ahead acquisition functions, qKnowledgeGradient, do
+                fix = "Take SingleTaskGP, or DeepKernelGP of gpclml.models.botorch."
+            raise MissingError(f"model.{name}", got, "a model of BoTorch", fix)
         return cast(Any, super()).__getattr__(name)
 
     def forward(self, x: Tensor) -> MultivariateNormal:
@@ -69,17 +73,6 @@ class RegressionGP(ExactGP):
         """The loss that BoTorch minimizes under an objective that brings none of its own."""
         x, y = self._training_data()
         return -cast(Tensor, mll(self(x), y, x, **kwargs))
-
-    def fantasize(
-        self, X: Tensor, sampler: Any, observation_noise: bool | Tensor | None = None, **kwargs: Any
-    ) -> Any:
-        """Refuses what look-ahead acquisition functions, ``qKnowledgeGradient``, ask for.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        suggestion = "Take SingleTaskGP, or DeepKernelGP of gpclml.models.botorch."
-        raise UnsupportedError("fantasize", type(self).__name__, "a model of BoTorch", suggestion)
 
     def summary(self) -> pandas.DataFrame:
         """The hyperparameters, a row for each number, named by the module that has it.
@@ -97,19 +90,19 @@ class RegressionGP(ExactGP):
         """
         import pandas
 
-        networks = [p for network in find_networks(self) for p in network.parameters()]
-        inside = {id(p) for p in networks}
+        weights = {p for network in find_networks(self) for p in network.parameters()}
         columns = list(map(str, getattr(self, "column_names", None) or ()))
         rows: list[tuple[str, float, float]] = []
-        for path, parameter, constraint in self.named_parameters_and_constraints():
-            if id(parameter) in inside:
+        for raw_path, parameter, constraint in self.named_parameters_and_constraints():
+            if parameter in weights:
                 continue
             value = parameter.detach() if constraint is None else constraint.transform(parameter)
-            prefix, _, name = path.replace("raw_", "").rpartition(".")
+            path = raw_path.replace("raw_", "")
+            prefix, _, name = path.rpartition(".")
             # A likelihood keeps its noise in a module whose class says nothing to a user.
             is_noise = prefix.startswith("likelihood.")
             owner = self.likelihood if is_noise else self.get_submodule(prefix)
-            original = self._in_original_units(path.replace("raw_", ""), value)
+            original = self._in_original_units(path, value)
             labels = [list(map(str, range(size))) for size in value.squeeze().shape]
             if name == "lengthscale" and labels and len(labels[-1]) == len(columns):
                 labels[-1] = columns
@@ -117,8 +110,8 @@ class RegressionGP(ExactGP):
             for index, pair in zip(itertools.product(*labels), numbers, strict=True):
                 end = f"[{', '.join(index)}]" if index else ""
                 rows.append((f"{type(owner).__name__}.{name}{end}", *pair))
-        if networks:
-            count = sum(p.numel() for p in networks)
+        if weights:
+            count = sum(p.numel() for p in weights)
             rows.append((f"{count} weights of networks", torch.nan, torch.nan))
         frame = pandas.DataFrame(rows, columns=["parameter", "value", "original"])
         return frame.set_index("parameter")
@@ -136,3 +129,33 @@ class RegressionGP(ExactGP):
 
     def _training_data(self) -> tuple[Tensor, Tensor]:
         return cast(Any, self.train_inputs)[0], cast(Tensor, self.train_targets)
+
+
+class StandardizedGP(RegressionGP):
+    """A GP whose mean and kernel, objects or made by name, see standardized inputs."""
+
+    input_standardizer: Standardizer
+
+    def _make_modules(
+        self, kernel: str | Kernel, mean: str | Mean, targets: Tensor, seed: int, **build: Any
+    ) -> None:
+        """Mean and kernel by name, or as they are given; see :func:`make_kernel` for the rest."""
+        inputs = self.input_standardizer.transform(self._training_data()[0])
+        generator = seeded(seed)
+        self.covar_module = make_kernel(kernel, inputs, targets, generator, **build)
+        self.mean_module = make_mean(mean, inputs, generator, build["hidden"])
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """The prior at points in original units, ``(*batch, n, d)``."""
+        return super().forward(self.input_standardizer.transform(x))
+
+    def _in_original_units(self, path: str, value: Tensor) -> Tensor:
+        columns = self.input_standardizer.scale
+        deep = [kernel for kernel in self.covar_module.modules() if isinstance(kernel, DeepKernel)]
+        if path.endswith(".lengthscale") and value.shape[:-1] == columns.shape[:-1]:
+            features = value.shape[-1] - columns.shape[-1]
+            # A residual kernel has the features of its network, which have no units, behind inputs.
+            known = all(kernel.residual and kernel.active_dims is None for kernel in deep)
+            if known and (features > 0 if deep else features == 0):
+                return value * torch.nn.functional.pad(columns, (0, features), value=torch.nan)
+        return torch.full_like(value, torch.nan)

@@ -16,7 +16,6 @@ from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from gpytorch.models import ExactGP
@@ -26,7 +25,6 @@ from gpclml._utils.arguments import checked, seeded
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedError
 from gpclml.inference import PosteriorNormal
 from gpclml.inference.neighbours import count_neighbors, joint_posterior_given_neighbors
-from gpclml.kernels import DeepKernel
 from gpclml.kernels.networks import StackedNetwork, reset_network
 from gpclml.models.named_parts import make_kernel
 
@@ -129,9 +127,8 @@ class DeepKernelGP(SingleTaskGP):
         if kernel not in _KERNELS:
             raise UnknownNameError("kernel", kernel, _KERNELS)
         if train_X.ndim < 2 or 0 in train_X.shape:
-            raise ShapeError(
-                "train_X", tuple(train_X.shape), "(*batch, n, d), nothing of size zero"
-            )
+            expected = "(*batch, n, d), nothing of size zero"
+            raise ShapeError("train_X", tuple(train_X.shape), expected)
         if not 0 < feature_share < 1:
             raise ArgumentError("feature_share", feature_share, "a number between 0 and 1")
         if isinstance(input_transform, _DefaultType):
@@ -140,25 +137,37 @@ class DeepKernelGP(SingleTaskGP):
             train_X, train_Y, train_Yvar, likelihood, None, mean_module, outcome_transform,
             input_transform,
         )  # fmt: skip
-        base = cast(Kernel, self.covar_module)
+        base: Any = self.covar_module
         with torch.no_grad():
             inputs = self.transform_inputs(cast(Any, self.train_inputs)[0])
-        whole = cast(ScaleKernel, make_kernel(
-            kernel, inputs, cast(Tensor, self.train_targets), seeded(seed), hidden=hidden,
-            num_features=num_features,
-        ))  # fmt: skip
-        deep = cast(DeepKernel, whole.base_kernel)
+        build = {"hidden": hidden, "num_features": num_features}
+        targets = cast(Tensor, self.train_targets)
+        whole: Any = make_kernel(kernel, inputs, targets, seeded(seed), **build)
+        deep = whole.base_kernel
         # From one start for all, so that each member is what a model of its data alone would be.
         if self._aug_batch_shape:
             deep.feature_extractor = NetworkBatch(deep.feature_extractor, self._aug_batch_shape)
         if kernel == "deep":
-            _put_beside(base, whole, feature_share)
+            # BoTorch's ARD kernel becomes the first part of the sum, of variance one in all.
+            second = deep.base_kernel.kernels[1]
+            base.active_dims = torch.arange(inputs.shape[-1], device=inputs.device)
+            deep.base_kernel = base + second
+            second.outputscale = feature_share / (1 - feature_share)
+            # As in SingleTaskGP no factor of the whole is fitted: outcomes are standardized.
+            whole.outputscale = 1 - feature_share
+            whole.raw_outputscale.requires_grad_(False)
         if kernel == "deep_joint":
-            lengthscale = cast(Tensor, deep.base_kernel.lengthscale).detach().clone()
-            lengthscale[..., : inputs.shape[-1]] = cast(Tensor, base.lengthscale).detach()
+            lengthscale = deep.base_kernel.lengthscale.detach().clone()
+            lengthscale[..., : inputs.shape[-1]] = base.lengthscale.detach()
             deep.base_kernel.lengthscale = lengthscale
         self.covar_module = whole
-        self._subset_batch_dict = self._places_of_outputs()
+        # Where ``subset_output`` finds the outputs' dimension of each parameter, from the end.
+        shape = self._aug_batch_shape
+        self._subset_batch_dict = {
+            name: len(shape) - 1 - parameter.ndim
+            for name, parameter in self.named_parameters()
+            if parameter.shape[: len(shape)] == shape
+        }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The prior in train mode; in eval mode the posterior, given neighbours if so wanted."""
@@ -185,34 +194,10 @@ class DeepKernelGP(SingleTaskGP):
             **kwargs: The same.
         """
         posterior = super().posterior(*args, **kwargs)
-        if type(posterior) is not GPyTorchPosterior:
-            return posterior
-        normal = posterior.distribution
-        if type(normal) is not MultivariateNormal:
+        normal = getattr(posterior, "distribution", None)
+        if type(posterior) is not GPyTorchPosterior or type(normal) is not MultivariateNormal:
             return posterior
         return GPyTorchPosterior(PosteriorNormal(normal.mean, normal.lazy_covariance_matrix))
-
-    def _places_of_outputs(self) -> dict[str, int]:
-        """Where ``subset_output`` finds the outputs' dimension of each parameter, from the end."""
-        shape = self._aug_batch_shape
-        return {
-            name: len(shape) - 1 - parameter.ndim
-            for name, parameter in self.named_parameters()
-            if parameter.shape[: len(shape)] == shape
-        }
-
-
-def _put_beside(base: Kernel, whole: ScaleKernel, share: float) -> None:
-    """Makes BoTorch's ARD kernel the first part of the kernel ``"deep"``, variance one in all."""
-    deep = cast(DeepKernel, whole.base_kernel)
-    second = cast(ScaleKernel, cast(AdditiveKernel, deep.base_kernel).kernels[1])
-    lengthscale = cast(Tensor, base.lengthscale)
-    base.active_dims = torch.arange(lengthscale.shape[-1], device=lengthscale.device)
-    deep.base_kernel = base + second
-    second.outputscale = share / (1 - share)
-    # As in SingleTaskGP no factor of the whole is fitted: outcomes are standardized.
-    whole.outputscale = 1 - share
-    whole.raw_outputscale.requires_grad_(False)
 
 
 class NetworkBatch(StackedNetwork):

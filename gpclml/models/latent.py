@@ -11,12 +11,12 @@ from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, Likelihood
-from gpytorch.means import ConstantMean, Mean
+from gpytorch.means import Mean
 from gpytorch.models import ExactGP
 from gpytorch.priors import LogNormalPrior, MultivariateNormalPrior, NormalPrior
 from torch import Tensor
 
-from gpclml._utils.arguments import check_placement, checked, seeded
+from gpclml._utils.arguments import check_placement, checked
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 from gpclml.inference.posterior import exact_posterior, new_points, reading
@@ -28,8 +28,7 @@ from gpclml.likelihoods import (
     TargetPrediction,
     target_density,
 )
-from gpclml.models.base import RegressionGP
-from gpclml.models.named_parts import make_kernel, make_mean
+from gpclml.models.base import RegressionGP, StandardizedGP
 from gpclml.models.regression import scales_of
 from gpclml.models.standardize import Standardizer
 
@@ -138,9 +137,8 @@ class LatentGP(RegressionGP):
         known = self.train_inputs
         if self.training or known is None or settings.prior_mode.on():
             prior = cast(MultivariateNormal, super().__call__(*args, **kwargs))
-            if self.train_offset is None or known is None:
-                return prior
-            if not (self.training or args[0] is known[0]):
+            is_known = known is not None and (self.training or args[0] is known[0])
+            if self.train_offset is None or not is_known:
                 return prior
             mean = prior.mean + self.train_offset
             return MultivariateNormal(mean, prior.lazy_covariance_matrix)
@@ -151,11 +149,7 @@ class LatentGP(RegressionGP):
 
     @checked
     def predict(
-        self,
-        x: ArrayLike,
-        offset: ArrayLike | None = None,
-        *,
-        progress: bool | None = None,
+        self, x: ArrayLike, offset: ArrayLike | None = None, *, progress: bool | None = None
     ) -> TargetPrediction:
         """Predictions of targets at x, by quadrature over the posterior of each latent value.
 
@@ -179,24 +173,23 @@ class LatentGP(RegressionGP):
         with reading(self):
             points = new_points(self, x)
             latent = exact_posterior(self, points, marginal=True, progress=progress)
-        shift = None if offset is None else _checked_offset("offset", offset, points)
-        mean = latent.mean if shift is None else latent.mean + shift
+        mean = latent.mean if offset is None else latent.mean + _checked_offset(offset, points)
         return TargetPrediction(self.likelihood, mean, latent.variance)
 
 
-def _checked_offset(name: str, offset: ArrayLike, x: Tensor) -> Tensor:
+def _checked_offset(offset: ArrayLike, x: Tensor) -> Tensor:
     """Offsets as a tensor like points, one for each."""
-    values = points_as_tensor(offset, x, None, name)
-    check_placement(name, values, x, "the inputs")
+    values = points_as_tensor(offset, x, None, "offset")
+    check_placement("offset", values, x, "the inputs")
     if values.shape != x.shape[:-1]:
-        raise ShapeError(name, tuple(values.shape), str(tuple(x.shape[:-1])))
+        raise ShapeError("offset", tuple(values.shape), str(tuple(x.shape[:-1])))
     if bad := int((~torch.isfinite(values)).sum()):
         suggestion = "It is the logarithm of the exposure, which has to be positive."
-        raise NonFiniteError(name, f"{bad} non-finite values", "finite numbers", suggestion)
+        raise NonFiniteError("offset", f"{bad} non-finite values", "finite numbers", suggestion)
     return values
 
 
-class _StandardizedLatentGP(LatentGP):
+class _StandardizedLatentGP(StandardizedGP, LatentGP):
     """A latent GP of standardized inputs with a kernel and a mean by name, and weak priors."""
 
     @checked
@@ -212,52 +205,33 @@ class _StandardizedLatentGP(LatentGP):
         start: Callable[[Tensor], Tensor],
         scale: float,
         standardize: bool,
-        ard: bool,
-        num_features: int,
-        hidden: Sequence[int],
         seed: int,
+        **build: Any,
     ) -> None:
         data = checked_training_data(train_x, train_y)
         make = Standardizer.fit if standardize else Standardizer.identity
         units = make(data.x, dim=-2)
         units.check_representable("train_x", power=1)
         likelihood = likelihood.to(data.x)
-        self._check_targets("train_y", likelihood, data.y)
+        constant = start(data.y)  # of the mean, for each member of a batch
+        target_density(likelihood).check_targets("train_y", data.y)
         super().__init__(data.x, data.y, likelihood)
-        self.input_standardizer = units
+        self.input_standardizer: Standardizer = units
         self.column_names: list[str] | None = data.columns
         if offset is not None:
-            self.train_offset = _checked_offset("offset", offset, data.x)
-        kernel = kernel.replace("-", "_") if isinstance(kernel, str) else kernel
-        is_named, generator, inputs = isinstance(kernel, str), seeded(seed), units.transform(data.x)
-        self.covar_module: Any = make_kernel(
-            kernel, inputs, data.y, generator, hidden=hidden, num_features=num_features,
-            standardize=standardize, ard=ard,
-        )  # fmt: skip
-        self.mean_module: Any = make_mean(mean, inputs, generator, hidden)
-        if isinstance(mean, str) and isinstance(self.mean_module, ConstantMean):
-            first = start(data.y)  # of each member of a batch
-            self.mean_module.initialize(constant=first)
-            prior = NormalPrior(first, torch.full_like(first, _MEAN_DEVIATION))
+            self.train_offset = _checked_offset(offset, data.x)
+        self._make_modules(kernel, mean, data.y, seed, standardize=standardize, **build)
+        if mean == "constant":
+            self.mean_module.initialize(constant=constant)
+            prior = NormalPrior(constant, torch.full_like(constant, _MEAN_DEVIATION))
             self.mean_module.register_prior("constant_prior", prior, "constant")
-        if is_named:
+        if isinstance(kernel, str):
             add_latent_priors(self.covar_module, data.x, scale)
 
-    @staticmethod
-    def _check_targets(name: str, likelihood: Likelihood, y: Tensor) -> None:
-        target_density(likelihood).check_targets(name, y)
-
-    def forward(self, x: Tensor) -> MultivariateNormal:
-        """The prior of latent values at points in original units, ``(*batch, n, d)``."""
-        inputs = self.input_standardizer.transform(x)
-        return MultivariateNormal(self.mean_module(inputs), self.covar_module(inputs))
-
     def _in_original_units(self, path: str, value: Tensor) -> Tensor:
-        columns = self.input_standardizer.scale
-        is_deep = any(isinstance(kernel, DeepKernel) for kernel in self.covar_module.modules())
-        if path.endswith(".lengthscale") and value.shape == columns.shape and not is_deep:
-            return value * columns
-        return value if path.endswith(("outputscale", "constant")) else value * torch.nan
+        if path.endswith(("outputscale", "constant")):
+            return value
+        return super()._in_original_units(path, value)
 
 
 def add_latent_priors(
@@ -277,16 +251,15 @@ def add_latent_priors(
         return  # distances between features have no scale that is known
     around = _LOG_LENGTHSCALE + 0.5 * math.log(x.shape[-1])
     for module in kernel.modules():
-        if isinstance(module, RBFKernel | MaternKernel | RQKernel):
-            if spread is None:
-                prior = LogNormalPrior(around, _LENGTHSCALE_DEVIATION).to(x)
-                module.register_prior("lengthscale_prior", prior, "lengthscale")
-                continue
+        if not isinstance(module, RBFKernel | MaternKernel | RQKernel):
+            continue
+        if spread is None:
+            prior, parameter = LogNormalPrior(around, _LENGTHSCALE_DEVIATION).to(x), "lengthscale"
+        else:
             mean = torch.full_like(x[0], around)
-            shared = torch.full_like(mean, _LENGTHSCALE_DEVIATION**2)
-            covariance = shared + spread**2 * torch.eye(len(mean)).to(x)
-            prior = MultivariateNormalPrior(mean, covariance)
-            module.register_prior("lengthscale_prior", prior, _log_lengthscale)
+            covariance = _LENGTHSCALE_DEVIATION**2 + spread**2 * torch.eye(len(mean)).to(x)
+            prior, parameter = MultivariateNormalPrior(mean, covariance), _log_lengthscale
+        module.register_prior("lengthscale_prior", prior, parameter)
 
 
 def _log_lengthscale(kernel: Kernel) -> Tensor:
@@ -319,10 +292,7 @@ class GPClassification(_StandardizedLatentGP):
             :class:`~gpclml.likelihoods.LogisticLikelihood`.
         approximation: Of the posterior; see :class:`LatentGP`.
         standardize: Whether to standardize inputs.
-        ard: Whether named kernels have a lengthscale for each column.
-        num_features: Outputs of a deep kernel's network.
-        hidden: Widths of the hidden layers of networks.
-        seed: Seed of networks.
+        ard, num_features, hidden, seed: As of :class:`~gpclml.models.GPRegression`.
 
     Raises:
         ArgumentError: A class that is not 0 or 1, or one class alone.
@@ -358,6 +328,15 @@ class GPClassification(_StandardizedLatentGP):
         likelihood = BernoulliLikelihood() if likelihood is None else likelihood
 
         def start(y: Tensor) -> Tensor:
+            bad = ~((y == 0) | (y == 1) | y.isnan())
+            suggestion = "Use gpclml.tables.Classifier for labels of any kind."
+            if bool(bad.any()):
+                got = f"{float(y[bad][0]):g} among them"
+                raise ArgumentError("train_y", got, "the classes 0 and 1", suggestion)
+            for label in (0, 1):
+                if bool((y != label).all(-1).any()):
+                    got, suggestion = f"no point of class {label}", "Give points of both."
+                    raise ArgumentError("train_y", got, "both classes, 0 and 1", suggestion)
             share = y.nanmean(-1).clamp(0.02, 0.98)
             is_logistic = isinstance(likelihood, LogisticLikelihood)
             return share.logit() if is_logistic else torch.special.ndtri(share)
@@ -367,19 +346,6 @@ class GPClassification(_StandardizedLatentGP):
             standardize=standardize, ard=ard, num_features=num_features, hidden=hidden, seed=seed,
         )  # fmt: skip
         self.approximation = approximation
-
-    @staticmethod
-    def _check_targets(name: str, likelihood: Likelihood, y: Tensor) -> None:
-        bad = ~((y == 0) | (y == 1) | y.isnan())
-        suggestion = "Use gpclml.tables.Classifier for labels of any kind."
-        if bool(bad.any()):
-            got = f"{float(y[bad][0]):g} among them"
-            raise ArgumentError(name, got, "the classes 0 and 1", suggestion)
-        for label in (0, 1):
-            if bool((y != label).all(-1).any()):
-                got = f"no point of class {label}"
-                raise ArgumentError(name, got, "both classes, 0 and 1", "Give points of both.")
-        _StandardizedLatentGP._check_targets(name, likelihood, y)
 
 
 class GPCounts(_StandardizedLatentGP):
@@ -393,16 +359,11 @@ class GPCounts(_StandardizedLatentGP):
     Args:
         train_x: Inputs, ``(*batch, n, d)``, or ``(n,)`` for one column.
         train_y: Counts, whole numbers from 0 on, ``(*batch, n)``.
-        kernel: A name as for :class:`~gpclml.models.GPRegression`, or a GPyTorch kernel.
-        mean: "constant", "zero" or "mlp", or a GPyTorch mean.
+        kernel, mean: As of :class:`GPClassification`.
         likelihood: :class:`~gpclml.likelihoods.LogNegativeBinomialLikelihood` if None.
         offset: Logarithms of exposures, such as years or populations that counts are of,
             ``(*batch, n)``; pass those of new points to :meth:`predict`.
-        standardize: Whether to standardize inputs.
-        ard: Whether named kernels have a lengthscale for each column.
-        num_features: Outputs of a deep kernel's network.
-        hidden: Widths of the hidden layers of networks.
-        seed: Seed of networks.
+        standardize, ard, num_features, hidden, seed: As of :class:`GPClassification`.
 
     Raises:
         ArgumentError: A count that is negative or not whole.

@@ -50,6 +50,7 @@ def make_kernel(
     """The kernel of that name for standardized data, or the kernel itself, as ``x`` is placed."""
     if isinstance(kernel, Kernel):
         return kernel.to(x)
+    kernel = kernel.replace("-", "_")
     batch_shape, d, q = x.shape[:-2], x.shape[-1], num_features
 
     def scaled(base: Kernel) -> Kernel:
@@ -81,9 +82,8 @@ def make_kernel(
     if kernel == "deep":
         # The sum sees the columns, and behind them what the skip connection and the network give.
         features = SkipFeatures([d, *hidden, q], _FEATURE_START, generator=generator)
-        inputs, outputs = range(d), range(d, 2 * d + q)  # of what the sum sees
-        base = input_kernel(RBFKernel, tuple(inputs))
-        rational = RQKernel(batch_shape=batch_shape, active_dims=tuple(outputs))
+        base = input_kernel(RBFKernel, tuple(range(d)))
+        rational = RQKernel(batch_shape=batch_shape, active_dims=tuple(range(d, 2 * d + q)))
         residual = ScaleKernel(rational, batch_shape=batch_shape)
         residual.outputscale = _RESIDUAL_START
         return scaled(DeepKernel(features, base + residual, residual=True))
@@ -92,9 +92,7 @@ def make_kernel(
         base = RBFKernel(ard_num_dims=q if ard else None, batch_shape=batch_shape)
         return scaled(DeepKernel(network, base, residual=False))
     if kernel == "deep_joint":
-        network = MLP(
-            [d, *hidden, q], torch.nn.SiLU, output_scale=_JOINT_START, generator=generator
-        )
+        network = MLP([d, *hidden, q], torch.nn.SiLU, _JOINT_START, generator=generator)
         base = input_kernel(MaternKernel, features=q)
         return scaled(DeepKernel(network, base, residual=True))
     if kernel == "spectral_mixture":

@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import (
     AdditiveKernel,
     Kernel,
@@ -29,7 +28,7 @@ from gpytorch.mlls import LeaveOneOutPseudoLikelihood, MarginalLogLikelihood
 from gpytorch.priors import LogNormalPrior, NormalPrior, Prior
 from torch import Tensor
 
-from gpclml._utils.arguments import checked, reads_are_free, seeded
+from gpclml._utils.arguments import checked, reads_are_free
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml._utils.environment import load_botorch
 from gpclml._utils.files import read_checkpoint, write_checkpoint
@@ -48,8 +47,7 @@ from gpclml.inference.posterior import (
     refuse_gradient,
 )
 from gpclml.kernels import DeepKernel
-from gpclml.models.base import RegressionGP
-from gpclml.models.named_parts import make_kernel, make_mean
+from gpclml.models.base import StandardizedGP
 from gpclml.models.standardize import Standardizer
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ _LOG_SCALE = 1.5  # deviation of a weak prior of the logarithm of a scale; targe
 _LOG_LENGTHSCALE = 1.0  # of a lengthscale's, around the root of the number of standardized inputs
 
 
-class GPRegression(RegressionGP):
+class GPRegression(StandardizedGP):
     r"""An exact GP on standardized data: :math:`y = m(x) + f(x) + \epsilon`.
 
     It trains in a plain GPyTorch loop and with BoTorch's ``fit_gpytorch_mll``, under any objective.
@@ -170,43 +168,31 @@ class GPRegression(RegressionGP):
         warm_start: bool = True,
     ) -> None:
         data = checked_training_data(train_x, train_y)
-        train_x, train_y = data.x, data.y
         make = Standardizer.fit if standardize else Standardizer.identity
-        input_standardizer, target_standardizer = make(train_x, dim=-2), make(train_y, dim=-1)
-        input_standardizer.check_representable("train_x", power=1)
-        target_standardizer.check_representable("train_y", power=2)
+        inputs, targets = make(data.x, dim=-2), make(data.y, dim=-1)
+        inputs.check_representable("train_x", power=1)
+        targets.check_representable("train_y", power=2)
         # A constant column and a single value have scale one, and stay what they are less the mean.
-        targets = target_standardizer.transform(train_y)
-        default_likelihood = likelihood is None
+        train_targets = targets.transform(data.y)
+        modules = {"kernel": kernel, "mean": mean, "likelihood": likelihood or "default"}
         if likelihood is None:
-            likelihood = GaussianLikelihood(batch_shape=train_x.shape[:-2])
-        super().__init__(train_x, targets, likelihood.to(train_x))
-        self.input_standardizer = input_standardizer
-        self.target_standardizer = target_standardizer
+            likelihood = GaussianLikelihood(batch_shape=data.x.shape[:-2])
+        super().__init__(data.x, train_targets, likelihood.to(data.x))
+        self.input_standardizer: Standardizer = inputs
+        self.target_standardizer: Standardizer = targets
         self._targets_checked = False
         self.column_names: list[str] | None = data.columns
         self._given = data.given
-
-        kernel = kernel.replace("-", "_") if isinstance(kernel, str) else kernel
-        generator = seeded(seed)
-        inputs = input_standardizer.transform(train_x)
-        self.covar_module: Any = make_kernel(
-            kernel, inputs, targets, generator, hidden=hidden, num_features=num_features,
-            num_mixtures=num_mixtures, standardize=standardize, ard=ard,
-        )  # fmt: skip
-        self.mean_module: Any = make_mean(mean, inputs, generator, hidden)
-        self._config: dict[str, Any] = {
-            "kernel": kernel if isinstance(kernel, str) else None,
-            "mean": mean if isinstance(mean, str) else None,
-            "likelihood": "default" if default_likelihood else None,
+        build: dict[str, Any] = {
             "standardize": bool(standardize),
             "ard": bool(ard),
             "num_features": int(num_features),
             "hidden": [int(width) for width in hidden],
             "num_mixtures": int(num_mixtures),
-            "seed": int(seed),
-            "warm_start": bool(warm_start),
         }
+        self._make_modules(kernel, mean, train_targets, seed, **build)
+        names = {name: value if isinstance(value, str) else None for name, value in modules.items()}
+        self._config = {**names, **build, "seed": int(seed), "warm_start": bool(warm_start)}
 
     @property
     def starts_warm(self) -> bool:
@@ -214,25 +200,9 @@ class GPRegression(RegressionGP):
         return self._config["warm_start"]
 
     @property
-    def standardizes(self) -> bool:
-        """Whether inputs and targets are standardized."""
-        return self._config["standardize"]
-
-    @property
     def target_scale(self) -> Tensor:
         """Original units in one standardized unit of the targets. Shape ``batch_shape``."""
         return self.target_standardizer.scale.squeeze(-1)
-
-    def forward(self, x: Tensor) -> MultivariateNormal:
-        """The prior at x, in standardized target units.
-
-        Args:
-            x: Inputs in original units. Shape ``(*batch, n, d)``.
-        """
-        inputs = self.input_standardizer.transform(x)
-        mean = self.mean_module(inputs)
-        assert isinstance(mean, Tensor)
-        return MultivariateNormal(mean, self.covar_module(inputs))
 
     @checked(late=True)
     def check_targets(self, target: Tensor) -> None:
@@ -255,13 +225,19 @@ class GPRegression(RegressionGP):
             return
         if self._targets_checked and not reads_are_free(ours.device):
             return
-        if self.target_standardizer.maps_back(ours, target):
-            raise ArgumentError(
-                "target",
-                "the targets in original units",
-                "model.train_targets, which are standardized as the model's output is",
-                "Pass model.train_targets, or make the model with standardize=False.",
-            )
+        ours, target = ours.detach(), target.detach()
+        original = self.target_standardizer.inverse(ours)
+        rounding = 64 * torch.finfo(ours.dtype).eps
+        largest = original.nan_to_num().abs().amax() + self.target_standardizer.offset.abs().amax()
+        tolerance = rounding * float(largest)
+        is_original = torch.allclose(target, original, 0.0, tolerance, equal_nan=True)
+        # Targets of mean 0 and deviation 1 are the same in both units.
+        if is_original and not torch.allclose(
+            ours, original, 0.0, max(tolerance, rounding), equal_nan=True
+        ):
+            expected = "model.train_targets, which are standardized as the model's output is"
+            fix = "Pass model.train_targets, or make the model with standardize=False."
+            raise ArgumentError("target", "the targets in original units", expected, fix)
         self._targets_checked = True
 
     @checked
@@ -335,9 +311,7 @@ class GPRegression(RegressionGP):
             with evaluating(self), torch.no_grad():
                 count = count_neighbors(self, neighbors)
                 posterior = posterior_given_neighbors(self, x, count, progress)
-                posterior = observed_posterior(self.likelihood, posterior, x, observation_noise)
-                units = self.target_standardizer
-                return posterior.in_units(units.scale, units.offset, marginal=True)
+                return self._observed(posterior, x, observation_noise, marginal=True)
         chosen = choose_posterior_solver(solver, train_x, train_y, x, marginal)
         if chosen is not None:
             posterior = IterativePosterior(self, chosen)
@@ -346,9 +320,15 @@ class GPRegression(RegressionGP):
         wanted = x.requires_grad if grad is None else grad
         with evaluating(self), torch.set_grad_enabled(torch.is_grad_enabled() and wanted):
             posterior = exact_posterior(self, x, marginal, progress)
-            posterior = observed_posterior(self.likelihood, posterior, x, observation_noise)
-            units = self.target_standardizer
-            return posterior.in_units(units.scale, units.offset, marginal)
+            return self._observed(posterior, x, observation_noise, marginal)
+
+    def _observed(
+        self, latent: PosteriorNormal, x: Tensor, noise: bool | Tensor, marginal: bool
+    ) -> PosteriorNormal:
+        """A latent posterior at x with the noise of observations, in original units."""
+        posterior = observed_posterior(self.likelihood, latent, x, noise)
+        units = self.target_standardizer
+        return posterior.in_units(units.scale, units.offset, marginal)
 
     @property
     def num_outputs(self) -> int:
@@ -384,9 +364,9 @@ class GPRegression(RegressionGP):
         Yields:
             Whether there are any.
         """
-        added: list[Any] = []
+        added, standardizes = [], self._config["standardize"]
         try:
-            for module, name, prior in _weak_priors(self) if self.standardizes else ():
+            for module, name, prior in _weak_priors(self) if standardizes else ():
                 parameter = cast(Tensor, getattr(module, f"raw_{name}"))
                 if parameter.requires_grad and not module._priors:
                     module.register_prior("weak_prior", prior.to(parameter), name)
@@ -442,9 +422,8 @@ class GPRegression(RegressionGP):
         noise = observation_noise
         if isinstance(noise, Tensor):
             if noise.shape[-2:] != (X.shape[-2], 1):
-                raise ShapeError(
-                    "observation_noise", tuple(noise.shape), f"(*batch, {X.shape[-2]}, 1)"
-                )
+                expected = f"(*batch, {X.shape[-2]}, 1)"
+                raise ShapeError("observation_noise", tuple(noise.shape), expected)
             noise = noise.squeeze(-1)
         elif noise and isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
             noise = cast(Any, self.likelihood.noise_covar).noise.mean(-1, keepdim=True)
@@ -456,9 +435,7 @@ class GPRegression(RegressionGP):
             with evaluating(self):
                 count = count_neighbors(self, self.neighbors)
                 distribution = joint_posterior_given_neighbors(self, X, count)
-                distribution = observed_posterior(self.likelihood, distribution, X, noise)
-                units = self.target_standardizer
-                distribution = distribution.in_units(units.scale, units.offset, marginal=False)
+                distribution = self._observed(distribution, X, noise, marginal=False)
         posterior = GPyTorchPosterior(distribution)
         return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
 
@@ -484,26 +461,20 @@ class GPRegression(RegressionGP):
         if Y.shape[-2:] != (X.shape[-2], 1):
             raise ShapeError("Y", tuple(Y.shape), f"(*batch, {X.shape[-2]}, 1)")
         if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
-            raise UnsupportedError(
-                "model", "fixed noise variances, for the training points only", "a learned noise",
-                "Make a GPRegression of all points with their noise.",
-            )  # fmt: skip
+            got = "fixed noise variances, for the training points only"
+            fix = "Make a GPRegression of all points with their noise."
+            raise UnsupportedError("model", got, "a learned noise", fix)
         new_targets = self.target_standardizer.transform(Y.squeeze(-1))
-        shapes = X.shape[:-2], new_targets.shape[:-1], inputs.shape[:-2]
-        batch = torch.broadcast_shapes(*shapes)
-        model = copy.copy(self)
+        batch = torch.broadcast_shapes(X.shape[:-2], new_targets.shape[:-1], inputs.shape[:-2])
         every_x = [x.expand(*batch, *x.shape[-2:]) for x in (inputs, X)]
         every_y = [y.expand(*batch, y.shape[-1]) for y in (targets, new_targets)]
+        model = copy.copy(self)
         model.set_train_data(torch.cat(every_x, -2), torch.cat(every_y, -1), strict=False)
         return model
 
     @checked
     def fantasize(
-        self,
-        X: Tensor,
-        sampler: Any,
-        observation_noise: bool | Tensor | None = None,
-        **kwargs: Any,
+        self, X: Tensor, sampler: Any, observation_noise: bool | Tensor | None = None, **kwargs: Any
     ) -> GPRegression:
         """Models of draws of observations at X, as look-ahead acquisition functions ask for them.
 
@@ -541,11 +512,13 @@ class GPRegression(RegressionGP):
             The untrained model. A mean or likelihood that was given as an object is copied with its
             current values.
         """
-        config = dict(self._config, kernel=kernel)
-        if config["mean"] is None:
-            config["mean"] = copy.deepcopy(self.mean_module)
-        default = config["likelihood"] is not None
-        config["likelihood"] = None if default else copy.deepcopy(self.likelihood)
+        given = self._config["likelihood"] is None
+        config: dict[str, Any] = {
+            **self._config,
+            "kernel": kernel,
+            "mean": self._config["mean"] or copy.deepcopy(self.mean_module),
+            "likelihood": copy.deepcopy(self.likelihood) if given else None,
+        }
         inputs, targets = self._training_data()
         # Made of targets in original units, then given these, which are the same up to rounding.
         original = self.target_standardizer.inverse(targets)
@@ -608,21 +581,20 @@ class GPRegression(RegressionGP):
         for name, module in given.items():
             if module is None and config.get(name, "") is None:
                 expected = f"the {name} object the model was made with"
-                suggestion = (
-                    f"Call load(path, {name}=...) with one built as when the model was made."
-                )
-                raise ArgumentError(name, None, expected, suggestion)
+                fix = f"Call load(path, {name}=...) with one built as when the model was made."
+                raise ArgumentError(name, None, expected, fix)
         try:
             options = {name: config[name] or given[name] for name in ("kernel", "mean")}
             options = {**config, **options, "likelihood": likelihood}
             columns, neighbors = options.pop("columns"), options.pop("neighbors")
             # Networks are made before their state is loaded, as large as the file asks for.
             widths = [content["train_x"].shape[-1], *options["hidden"]]
-            is_deep, asked = str(options["kernel"]).startswith("deep"), 0
+            name, asked = str(options["kernel"]), 0
+            is_deep = name.startswith("deep")
             if is_deep or options["mean"] == "mlp":
                 asked += sum(a * b for a, b in pairwise(widths))
             asked += options["num_features"] if is_deep else 0
-            asked += options["num_mixtures"] if options["kernel"] == "spectral_mixture" else 0
+            asked += options["num_mixtures"] if name.startswith("spectral") else 0
             if asked > (stored := sum(entry.numel() for entry in state.values())):
                 raise KeyError(f"{asked} parameters, of which it holds {stored}")
             scale, offset = (state[f"target_standardizer.{name}"] for name in ("scale", "offset"))
@@ -635,10 +607,8 @@ class GPRegression(RegressionGP):
             got = str(error).splitlines()[-1].strip()
             if any(module is not None for module in given.values()):
                 name, expected = "kernel, mean or likelihood", "the saved state"
-                suggestion = (
-                    "Pass objects of the same classes and sizes as when the model was made."
-                )
-                raise ArgumentError(name, got, expected, suggestion) from error
+                fix = "Pass objects of the same classes and sizes as when the model was made."
+                raise ArgumentError(name, got, expected, fix) from error
             raise DataError(
                 f"path: {path} does not hold all of one model ({got}). Restore a copy of it, or "
                 "save the model again."
@@ -648,21 +618,15 @@ class GPRegression(RegressionGP):
         return model
 
     def _in_original_units(self, path: str, value: Tensor) -> Tensor:
-        units, columns = self.target_standardizer, self.input_standardizer.scale
-        scale, offset = self.target_scale, units.offset.squeeze(-1)
-        if path == "likelihood.noise_covar.noise" and value.shape == units.scale.shape:
-            return value * units.scale.square()
+        scale, offset = self.target_standardizer.scale, self.target_standardizer.offset
+        if path == "likelihood.noise_covar.noise" and value.shape == scale.shape:
+            return value * scale.square()
+        scale, offset = scale.squeeze(-1), offset.squeeze(-1)
         if path == "covar_module.outputscale" and value.shape == scale.shape:
             return value * scale.square()
         if path == "mean_module.constant" and value.shape == scale.shape:
             return value * scale + offset
-        is_deep = any(isinstance(kernel, DeepKernel) for kernel in self.covar_module.modules())
-        if path.endswith(".lengthscale") and value.shape == columns.shape and not is_deep:
-            return value * columns
-        features = value.shape[-1] - columns.shape[-1] if path.endswith(".lengthscale") else 0
-        if self._config["kernel"] == "deep_joint" and features > 0:
-            return value * torch.nn.functional.pad(columns, (0, features), value=torch.nan)
-        return torch.full_like(value, torch.nan)
+        return super()._in_original_units(path, value)
 
     def extra_repr(self) -> str:
         """The training data, and what they were converted from."""

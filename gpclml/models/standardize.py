@@ -90,14 +90,10 @@ class Standardizer(torch.nn.Module):
         most = info.max / 4 if power == 1 else 1e-4 * info.max ** (1 / power)
         bad = (self.scale < least) | (self.scale > most)
         if bad.any():
-            raise ArgumentError(
-                argument,
-                f"a standard deviation of {float(self.scale[bad][0]):.3g}",
-                f"one between {least:.1g} and {most:.1g}, which {self.scale.dtype} can square"
-                if power == 2
-                else f"one between {least:.1g} and {most:.1g}",
-                "Measure it in another unit.",
-            )
+            got = f"a standard deviation of {float(self.scale[bad][0]):.3g}"
+            expected = f"one between {least:.1g} and {most:.1g}"
+            expected += f", which {self.scale.dtype} can square" * (power == 2)
+            raise ArgumentError(argument, got, expected, "Measure it in another unit.")
 
     @classmethod
     def identity(cls, values: Tensor, dim: int) -> Standardizer:
@@ -130,22 +126,4 @@ class Standardizer(torch.nn.Module):
         """Standardized values in original units."""
         return values * self.scale + self.offset
 
-    def forward(self, values: Tensor) -> Tensor:
-        """The same as :meth:`transform`."""
-        return self.transform(values)
-
-    def maps_back(self, values: Tensor, original: Tensor) -> bool:
-        """Whether the second are the standardized first in original units, not these themselves.
-
-        Args:
-            values: In standardized units.
-            original: Values of the same shape that may be in original units.
-        """
-        values, original = values.detach(), original.detach()
-        back = self.inverse(values)
-        rounding = 64 * torch.finfo(values.dtype).eps
-        tolerance = rounding * float(back.nan_to_num().abs().amax() + self.offset.abs().amax())
-        same = torch.allclose(original, back, 0.0, tolerance, equal_nan=True)
-        return same and not torch.allclose(
-            values, back, 0.0, max(tolerance, rounding), equal_nan=True
-        )
+    forward = transform

@@ -80,59 +80,43 @@ def test_numbers_of_ways_are_told_apart(tmp_path):
     assert "digits | 4 | 1 | pixels | - |" in text
 
 
+HEAD = "study,shots,kernel,objective,seed,accuracy"
+
+
+def differences(folder, files, *options):
+    """What the command says of files of these lines, a letter each."""
+    paths = [folder / f"{name}.csv" for name in files]
+    for path, lines in zip(paths, files.values(), strict=True):
+        path.write_text("\n".join(lines))
+    return CliRunner().invoke(app, ["differences", *map(str, paths), *options])
+
+
 def test_what_the_conditional_objective_changes(tmp_path):
-    head = "# made by a command\nstudy,shots,kernel,objective,seed,accuracy\n"
-    (tmp_path / "a.csv").write_text(
-        head + "".join(f"digits,1,rbf,lml,{seed},0.5\n" for seed in range(3))
-        + "digits,1,pixels,,0,0.1\n"
-    )  # fmt: skip
+    lml = [f"digits,1,rbf,lml,{seed},0.5" for seed in range(3)] + ["digits,1,pixels,,0,0.1"]
     gains = (0.51, 0.52, 0.53, 0.9)  # of a seed that the LML lacks too
-    (tmp_path / "b.csv").write_text(
-        head + "".join(f"digits,1,rbf,clml,{seed},{gain}\n" for seed, gain in enumerate(gains))
-    )
-    rows = [line for name in "ab" for line in (tmp_path / f"{name}.csv").read_text().split("\n")]
-    two_ways = [f"2,{line}" for line in rows if line.startswith("digits")]
-    (tmp_path / "w.csv").write_text("\n".join([f"ways,{rows[1]}", *two_ways]))
-    line = f"differences {tmp_path / 'a.csv'} {tmp_path / 'b.csv'} {tmp_path / 'w.csv'}"
-    text = CliRunner().invoke(app, line.split()).stdout
+    clml = [f"digits,1,rbf,clml,{seed},{gain}" for seed, gain in enumerate(gains)]
+    two_ways = [f"2,{line}" for line in (*lml, *clml)]
+    files = {"a": ["# made by a command", HEAD, *lml], "b": [HEAD, *clml]}
+    text = differences(tmp_path, {**files, "w": [f"ways,{HEAD}", *two_ways]}).stdout
     half = 4.303 * 1 / 3**0.5  # Student's t of two degrees of freedom
     assert f"| digits | - | 1 | rbf | clml | +2.0 ± {half:.1f} |" in text
     assert f"| digits | 2 | 1 | rbf | clml | +2.0 ± {half:.1f} |" in text
     assert "pixels" not in text
-    answer = CliRunner().invoke(app, f"differences {tmp_path / 'c.csv'}".split())
+    answer = differences(tmp_path, {}, str(tmp_path / "c.csv"))
     assert answer.exit_code == 2
     assert "no rows of cells" in answer.stderr
 
 
 def test_what_another_kernel_changes(tmp_path):
-    lines = ["study,shots,kernel,objective,seed,accuracy"]
+    lines = [HEAD, "digits,1,linear,clml,0,0.9", "digits,1,pixels,,0,0.3", "digits,1,maml,,0,0.4"]
     for kernel, first in (("rbf", 0.5), ("linear", 0.52)):
         lines += [f"digits,1,{kernel},lml,{seed},{first + 0.01 * seed}" for seed in range(3)]
-    lines += ["digits,1,linear,clml,0,0.9", "digits,1,pixels,,0,0.3", "digits,1,maml,,0,0.4"]
-    (tmp_path / "a.csv").write_text("\n".join(lines))
-    text = CliRunner().invoke(app, f"differences {tmp_path / 'a.csv'} --less rbf".split()).stdout
-    assert text.splitlines()[2:] == ["| digits | 1 | linear | lml | +2.0 ± 0.0 |"]
-    text = CliRunner().invoke(app, f"differences {tmp_path / 'a.csv'} --less pixels".split()).stdout
-    assert text.splitlines()[2:] == ["| digits | 1 | maml | - | +10.0 |"]
-    answer = CliRunner().invoke(app, f"differences {tmp_path / 'a.csv'} --less rfb".split())
+    for less, shown in (("rbf", "linear | lml | +2.0 ± 0.0"), ("pixels", "maml | - | +10.0")):
+        text = differences(tmp_path, {"a": lines}, "--less", less).stdout
+        assert text.splitlines()[2:] == [f"| digits | 1 | {shown} |"]
+    answer = differences(tmp_path, {"a": lines}, "--less", "rfb")
     assert answer.exit_code == 2
     assert "rbf" in answer.stderr
-
-
-@pytest.mark.slow
-def test_studies_share_a_training(tmp_path, monkeypatch):
-    same = dataclasses.replace(STUDIES["digits"], about="again")
-    monkeypatch.setattr(studies, "STUDIES", {**STUDIES, "again": same})
-    line = LINE.replace("--study digits", "--study digits,again")
-    assert invoke(f"{line} --kernels cosine", tmp_path / "a.sqlite").exit_code == 0
-    done = load_results(tmp_path / "a.sqlite")
-    columns = ["accuracy", "nll", "train_seconds"]
-    first, second = (
-        done[done["study"] == name].sort_values(["objective", "seed"])[columns].to_numpy()
-        for name in ("digits", "again")
-    )
-    assert len(first) == 4
-    assert (first == second).all()
 
 
 def test_nearest_neighbours_are_of_the_task():

@@ -8,11 +8,12 @@ from benchmarks.dkt.baselines import (
     FirstOrderMAML,
     MatchingNetwork,
     PrototypicalNetwork,
-    evaluate_baseline,
+    baseline_log_probabilities,
     fit_linear_layers,
 )
 from benchmarks.dkt.cells import ClassifiedImages
 from gpclml.meta import ConvBlocks, Episodes, ImageTasks
+from gpclml.meta.evaluation import class_scores
 
 TASKS, WAYS, SHOTS, QUERIES = 2, 3, 2, 4
 
@@ -128,13 +129,13 @@ def test_each_learns_what_tasks_have_in_common(name):
     backbone = ConvBlocks(2, width=16, generator=torch.Generator().manual_seed(0))
     model = BASELINES[name](backbone, 64, 4, source.num_classes)
     tasks = ClassifiedImages(source) if name == "linear-transfer" else source
-    before = evaluate_baseline(model, unseen, 100)
+    before = class_scores(*baseline_log_probabilities(model, unseen, 100))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     for step in range(60):
         optimizer.zero_grad()
         model.train().loss(tasks.draw(range(4 * step, 4 * step + 4))).mean().backward()
         optimizer.step()
-    scores = evaluate_baseline(model, unseen, 100)
+    scores = class_scores(*baseline_log_probabilities(model, unseen, 100))
     assert float(scores.values.mean()) > max(0.8, float(before.values.mean()) + 0.1)
     assert float(scores.nll.mean()) < 0.7 * float(before.nll.mean())
     assert model.training

@@ -6,21 +6,10 @@ from gpytorch.kernels import GridInterpolationKernel, RBFKernel
 
 from benchmarks.data import load
 from benchmarks.uci import cells
-from benchmarks.uci.cells import (
-    batch_label,
-    most_in_batch,
-    run_cell,
-    run_cells,
-    training_rows,
-)
+from benchmarks.uci.cells import batch_label, most_in_batch, run_cell, run_cells, training_rows
 from benchmarks.uci.grid import Product, make_grid
 from benchmarks.uci.published import InterpolatedRBFKernel
-from benchmarks.uci.training import (
-    make_objective,
-    objective_names,
-    train,
-    uses_held_out,
-)
+from benchmarks.uci.training import make_objective, objective_names, train, uses_held_out
 from gpclml.conditioning import KFold, RandomHoldout, RandomOrderings
 from gpclml.errors import ArgumentError
 from gpclml.fit import FitWarning, fit_mll
@@ -71,19 +60,20 @@ def test_metrics_are_in_units_of_all_targets():
     with torch.no_grad():
         prediction = model.predict(data.inputs[rows.test])
     unit = data.targets.std()
-    error = data.targets[rows.test] - prediction.mean
     normal = torch.distributions.Normal(prediction.mean / unit, prediction.stddev / unit)
-    nll = -normal.log_prob(data.targets[rows.test] / unit).mean()
-    low, high = normal.icdf(torch.tensor(0.025)), normal.icdf(torch.tensor(0.975))
-    inside = (low <= data.targets[rows.test] / unit) & (data.targets[rows.test] / unit <= high)
-    assert metrics["rmse"] == pytest.approx(float(error.square().mean().sqrt() / unit), rel=1e-9)
-    assert metrics["nll"] == pytest.approx(float(nll), rel=1e-9)
-    grid_of_y = torch.linspace(-12, 12, 20_001).unsqueeze(-1)
-    distance = normal.cdf(grid_of_y) - (data.targets[rows.test] / unit <= grid_of_y).double()
-    crps = torch.trapezoid(distance.square(), grid_of_y, dim=0).mean()
-    assert metrics["crps"] == pytest.approx(float(crps), abs=1e-3)
-    assert metrics["coverage_95"] == pytest.approx(float(inside.double().mean()))
-    assert metrics["noise"] == pytest.approx(model.likelihood.noise.item(), rel=1e-9)
+    y = data.targets[rows.test] / unit
+    below = normal.cdf(y)
+    at = torch.linspace(-12, 12, 20_001).unsqueeze(-1)
+    crps = torch.trapezoid((normal.cdf(at) - (y <= at).double()).square(), at, dim=0).mean()
+    expected = {
+        "rmse": (y - normal.mean).square().mean().sqrt(),
+        "nll": -normal.log_prob(y).mean(),
+        "coverage_95": ((below >= 0.025) & (below <= 0.975)).double().mean(),
+        "noise": model.likelihood.noise,
+    }
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(value.item(), rel=1e-9)
+    assert metrics["crps"] == pytest.approx(crps.item(), abs=1e-3)
 
 
 def test_a_warm_start_that_gave_up_counts_as_ended_early(monkeypatch):
@@ -128,25 +118,19 @@ def test_unused_settings_do_not_tell_cells_apart():
     assert grid(objectives=("lml",), held_out=(0.001,))  # which uses none
 
 
-def density_of_rows(model, rows):
-    prior = model.likelihood(model(*model.train_inputs))
-    covariance = prior.covariance_matrix[rows][:, rows]
-    normal = torch.distributions.MultivariateNormal(prior.mean[rows], covariance)
-    return normal.log_prob(model.train_targets[rows])
-
-
 @pytest.mark.filterwarnings("ignore::gpclml.fit.FitWarning")  # of so few rows
 def test_the_subset_likelihood_is_that_of_its_rows_with_its_gradients():
     model = small_model()
     mll = make_objective("lml-subset", model, held_out=0.2, seed=3)
     value = mll(model(*model.train_inputs), model.train_targets)
-    [rows] = RandomHoldout(0.8).held_out(30, torch.Generator().manual_seed(3))
-    expected = density_of_rows(model, rows.squeeze(0)) / 24
+    [[rows]] = RandomHoldout(0.8).held_out(30, torch.Generator().manual_seed(3))
+    prior = model.likelihood(model(*model.train_inputs))
+    covariance = prior.covariance_matrix[rows][:, rows]
+    normal = torch.distributions.MultivariateNormal(prior.mean[rows], covariance)
+    expected = normal.log_prob(model.train_targets[rows]) / 24
     assert value.item() == pytest.approx(expected.item(), rel=1e-10)
-    parameters = list(model.parameters())
-    gradients = torch.autograd.grad(value, parameters)
-    for gradient, other in zip(gradients, torch.autograd.grad(expected, parameters), strict=True):
-        torch.testing.assert_close(gradient, other, rtol=1e-8, atol=1e-10)
+    gradients = [torch.autograd.grad(v, list(model.parameters())) for v in (value, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-10)
     start = -mll.compute_custom_loss().item()
     assert start == -mll.compute_custom_loss().item()  # fixed for a line search
     assert fit_mll(mll, progress=False).objective > start

@@ -164,6 +164,7 @@ def test_a_named_grid(tmp_path):
         ("run --datasets diabetes --held-out 0.001", "held_out: got 0.001, which holds out 0"),
         ("run --datasets diabetes --held-out 0.999", "held_out: got 0.999, which holds out 100"),
         ("run --datasets diabetes --n 1", "n: got 1 for diabetes"),
+        ("run --datasets diabetes --dtype float16", "dtype: got 'float16'"),
         ("run --datasets diabetes --steps 5,0", "steps: got 0"),
         ("run --datasets diabetes --lr 0", "lr: got 0.0"),
         ("run --datasets diabetes --held-out some", "expected numbers separated by commas"),

@@ -7,7 +7,7 @@ from table_files import register, write_table
 from benchmarks.data import names
 from benchmarks.data.files import data_files
 from benchmarks.uci.grid import STUDIES, left_out_sizes, make_grid, named_products
-from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.errors import ArgumentError
 
 PAPER = ("boston", "concrete", "energy", "power", "wine-red", "wine-white")
 
@@ -58,12 +58,7 @@ def test_grids_of_other_kernels_have_the_plain_gp(name):
 def test_settings_beside_a_name_replace_those_of_the_grid():
     cells = cells_of("paper", datasets=("energy",), sizes=(100,), seeds=2)
     assert len(cells) == 6 * 2
+    assert {cell["dtype"] for cell in cells} == {"float32"}  # as the authors' code
+    assert {cell["dtype"] for cell in cells_of("paper", dtype="float64")} == {"float64"}
     with pytest.raises(ArgumentError, match="n: got 500 for boston, expected 2 to 455"):
         make_grid(named_products("paper"))
-
-
-def test_the_type_of_numbers():
-    assert {cell["dtype"] for cell in cells_of("paper")} == {"float32"}  # as the authors' code
-    assert {cell["dtype"] for cell in cells_of("paper", dtype="float64")} == {"float64"}
-    with pytest.raises(UnknownNameError, match="dtype: got 'float16'"):
-        make_grid(named_products("paper", dtype="float16"), leave_out=True)

@@ -2,19 +2,11 @@
 
 import math
 
-import pandas
 import pytest
 
 from benchmarks.runner import run_grid
 from benchmarks.uci.study import STUDY, labelled
-from benchmarks.uci.tables import (
-    difference_table,
-    less_lml,
-    less_plain,
-    mean_table,
-    means,
-    win_table,
-)
+from benchmarks.uci.tables import difference_table, less_lml, less_plain, mean_table, win_table
 
 
 def known_cell(cell):
@@ -107,10 +99,3 @@ def test_failed_cells_and_unfinished_fits_are_listed(path):
     assert "2 failed cells:" in text
     assert "- yacht n=50 deep clml seed 2: ValueError: covariance\n" in text
     assert "10 fits ended early" in text
-
-
-def test_one_seed_has_no_standard_error():
-    cells = pandas.DataFrame({"kernel": ["rbf"], "rmse": [0.5]})
-    [row] = means(cells, "rmse", ["kernel"]).itertuples()
-    assert (row[1], row.seeds) == (0.5, 1)
-    assert math.isnan(row.se)

@@ -16,12 +16,7 @@ from sklearn import preprocessing
 
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.inference.observations import observations
-from gpclml.kernels import (
-    FeatureKernel,
-    FourierFeatures,
-    PolynomialFeatures,
-    RandomFourierFeatures,
-)
+from gpclml.kernels import FeatureKernel, FourierFeatures, PolynomialFeatures, RandomFourierFeatures
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -156,7 +151,13 @@ def test_gradients_of_prior_variances_and_features():
         assert torch.autograd.gradcheck(function, inputs)
 
 
-X = numbers(7, 3)
+def frequencies(shape):
+    return RandomFourierFeatures(1, 2, weight=torch.ones(*shape), bias=torch.ones(2))
+
+
+X, TWO, IDENTITY = numbers(7, 3), torch.tensor([2.0, 1.0]), torch.nn.Identity()
+LAST = {"last_dim_is_batch": True}
+UNFIT = r"features: got .* of \(7, 3\)"
 BAD = [
     (lambda: FourierFeatures(0), ArgumentError, "num_frequencies: got 0"),
     (lambda: PolynomialFeatures(-1), ArgumentError, "degree: got -1"),
@@ -167,44 +168,15 @@ BAD = [
     (lambda: RandomFourierFeatures(1, 2, amplitude=-1.0), ArgumentError, "amplitude: got -1.0"),
     (lambda: FourierFeatures(2)(X), ShapeError, r"x: got \(7, 3\)"),
     (lambda: RandomFourierFeatures(2, 4).double()(X), ShapeError, r"x: got \(7, 3\)"),
-    (
-        lambda: RandomFourierFeatures(1, 2, weight=torch.ones(1, 2), bias=torch.ones(2)),
-        ShapeError,
-        r"bias: got \(2,\), expected \(R,\) with R = 1 as weight",
-    ),
-    (
-        lambda: RandomFourierFeatures(1, 2, weight=torch.ones(2, 2), bias=torch.ones(2)),
-        ShapeError,
-        r"expected \(2, 1\) and \(2,\)",
-    ),
-    (
-        lambda: FeatureKernel(FourierFeatures(1), torch.tensor([1.0, 0.0])),
-        ArgumentError,
-        "prior_variance: got as low as 0",
-    ),
-    (
-        lambda: setattr(FeatureKernel(torch.nn.Identity()), "prior_variance", torch.ones(2)),
-        ShapeError,
-        r"prior_variance: got \(2,\)",
-    ),
-    (
-        lambda: FeatureKernel(PolynomialFeatures(1), torch.ones(3)).features_of(X),
-        ShapeError,
-        "prior_variance: got 3 numbers, expected one",
-    ),
-    *(
-        (
-            lambda features=features: FeatureKernel(features).features_of(X),
-            ShapeError,
-            r"features: got .* of \(7, 3\)",
-        )
-        for features in (lambda x: x.sum(-1), lambda x: x[:3], lambda x: x[:, :0])
-    ),
-    (
-        lambda: FeatureKernel(torch.nn.Identity()).forward(X, X, last_dim_is_batch=True),
-        UnsupportedError,
-        "last_dim_is_batch",
-    ),
+    (lambda: frequencies((1, 2)), ShapeError, r"\(2,\), expected \(R,\) with R = 1 as weight"),
+    (lambda: frequencies((2, 2)), ShapeError, r"expected \(2, 1\) and \(2,\)"),
+    (lambda: FeatureKernel(IDENTITY, TWO - 1), ArgumentError, "prior_variance: got as low as 0"),
+    (lambda: setattr(FeatureKernel(IDENTITY), "prior_variance", TWO), ShapeError, r"got \(2,\)"),
+    (lambda: FeatureKernel(IDENTITY, TWO).features_of(X), ShapeError, "got 2 numbers, expected"),
+    (lambda: FeatureKernel(lambda x: x.sum(-1)).features_of(X), ShapeError, UNFIT),
+    (lambda: FeatureKernel(lambda x: x[:3]).features_of(X), ShapeError, UNFIT),
+    (lambda: FeatureKernel(lambda x: x[:, :0]).features_of(X), ShapeError, UNFIT),
+    (lambda: FeatureKernel(IDENTITY).forward(X, X, **LAST), UnsupportedError, "last_dim_is_batch"),
 ]
 
 

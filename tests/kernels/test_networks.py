@@ -80,10 +80,7 @@ def test_pickle_and_activation():
 
 
 def test_stacked_networks_are_each_network_on_its_own_points():
-    networks = [
-        MLP([3, 6, 2], torch.nn.Tanh, generator=torch.Generator().manual_seed(seed)).double()
-        for seed in range(4)
-    ]
+    networks = [MLP([3, 6, 2], torch.nn.Tanh, generator=generator(k)).double() for k in range(4)]
     stack = StackedNetwork(networks)
     x = torch.randn(4, 5, 3, dtype=torch.float64)
     alone = torch.stack([network(points) for network, points in zip(networks, x, strict=True)])

@@ -15,10 +15,7 @@ from botorch.posteriors import GPyTorchPosterior
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.kernels import AdditiveKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
-from gpytorch.mlls import (
-    ExactMarginalLogLikelihood,
-    LeaveOneOutPseudoLikelihood,
-)
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.priors import LogNormalPrior
 
 from gpclml.conditioning import LastPoints, LeaveOneOut
@@ -33,7 +30,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning"),
     pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
 ]
-
 
 BARE = {"input_transform": None, "outcome_transform": None}
 KERNELS = ("deep", "deep_bottleneck", "deep_joint")
@@ -87,33 +83,30 @@ def on_data(model, x, y, noise=None, member=()):
 
 
 def members(model, x, y, noise=None):
-    """Each batch member and output: its indices, and a model of it alone.
+    """The index of each member of a batch, its output, and a model of its data alone."""
+    for *index, output in itertools.product(*map(range, y.shape[:-2]), range(y.shape[-1])):
+        index, columns = tuple(index), slice(output, output + 1)
+        its_noise = None if noise is None else noise[index][..., columns]
+        member = (*index, output) if y.shape[-1] > 1 else index
+        alone = on_data(model, x[index], y[index][..., columns], its_noise, member)
+        yield index, output, alone
 
-    Args:
-        model: Its parameters count.
-        x: Inputs, ``(*batch, n, d)``.
-        y: Outcomes, ``(*batch, n, m)``.
-        noise: Their noise variances.
 
-    Yields:
-        Its index in the batch, its output, and its model.
-    """
-    outputs = y.shape[-1]
-    for index in itertools.product(*map(range, y.shape[:-2])):
-        for output in range(outputs):
-            columns = slice(output, output + 1)
-            its_noise = None if noise is None else noise[index][..., columns]
-            member = (*index, output) if outputs > 1 else index
-            alone = on_data(model, x[index], y[index][..., columns], its_noise, member)
-            yield index, output, alone
+def outputs_last(model, values):
+    """Outcomes that a model holds, or their noise, ``(*batch, n, m)``."""
+    return values.detach().mT if model.num_outputs > 1 else values.detach().unsqueeze(-1)
 
 
 def noise_of(model):
     """The observed noise variances in the units of the outcomes that the model holds."""
-    if not isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
-        return None
-    noise = model.likelihood.noise.detach()
-    return noise.mT if model.num_outputs > 1 else noise.unsqueeze(-1)
+    is_fixed = isinstance(model.likelihood, FixedNoiseGaussianLikelihood)
+    return outputs_last(model, model.likelihood.noise) if is_fixed else None
+
+
+def check_same(posterior, expected, index=(), output=slice(None)):
+    for name in ("mean", "variance"):
+        values = getattr(posterior, name)[index][..., output]
+        assert torch.allclose(values, getattr(expected, name).reshape_as(values), atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -201,15 +194,19 @@ def test_gradients_at_the_points_are_those_of_finite_differences(kernel):
         assert torch.autograd.gradcheck(moments, points(2, 2, 2).requires_grad_())
 
 
-def test_units_of_the_data_do_not_matter():
-    x, y = data(m=2)
-    new = points(4, 2)
-    model, other = moved(DeepKernelGP(x, y)), moved(DeepKernelGP(10 * x - 3, 7 * y + 5))
+@pytest.mark.parametrize(("m", "scale", "shift"), [(2, 7.0, 5.0), (1, 1e-7, 0.0), (1, 1e12, 0.0)])
+def test_units_of_the_data_do_not_matter(m, scale, shift):
+    x, y = data(m=m)
+    model, other = moved(DeepKernelGP(x, y)), moved(DeepKernelGP(10 * x - 3, scale * y + shift))
     assert isinstance(model.input_transform, Normalize)
     assert isinstance(model.outcome_transform, Standardize)
-    expected, converted = model.posterior(new), other.posterior(10 * new - 3)
-    assert torch.allclose(converted.mean, 7 * expected.mean + 5)
-    assert torch.allclose(converted.variance, 49 * expected.variance)
+    new, base = points(5, 2), torch.ones(3, 5, *[m] * (m > 1), dtype=torch.float64)
+    expected, converted = (
+        (p.mean, p.variance.sqrt(), p.rsample_from_base_samples(torch.Size([3]), base))
+        for p in (model.posterior(new), other.posterior(10 * new - 3))
+    )
+    for value, reference, moved_by in zip(converted, expected, (shift, 0, shift), strict=True):
+        torch.testing.assert_close((value - moved_by) / scale, reference, rtol=1e-5, atol=1e-6)
     bare = DeepKernelGP(x, y, **BARE)
     assert not hasattr(bare, "input_transform")
     assert not hasattr(bare, "outcome_transform")
@@ -276,32 +273,7 @@ def test_what_is_refused():
         DeepKernelGP(x, y, hidden=(0,))
 
 
-@pytest.mark.parametrize("scale", [1e-7, 1e12])
-def test_deviations_do_not_depend_on_the_units_of_the_outcome(scale):
-    x, y = data()
-    expected, converted = (
-        moved(DeepKernelGP(x, y * size, feature_share=0.4)).posterior(points(5, 2))
-        for size in (1.0, scale)
-    )
-    base = torch.ones(3, 5, dtype=torch.float64)
-    for value, other in (
-        (converted.mean, expected.mean),
-        (converted.variance.sqrt(), expected.variance.sqrt()),
-        (
-            converted.rsample_from_base_samples(torch.Size([3]), base),
-            expected.rsample_from_base_samples(torch.Size([3]), base),
-        ),
-    ):
-        torch.testing.assert_close(value / scale, other, rtol=1e-5, atol=1e-6)
-
-
 CASES = [("deep", False), ("deep_bottleneck", True)]
-
-
-def check_same(posterior, expected, index=(), output=slice(None)):
-    for name in ("mean", "variance"):
-        values = getattr(posterior, name)[index][..., output]
-        assert torch.allclose(values, getattr(expected, name).reshape_as(values), atol=1e-7)
 
 
 @pytest.mark.parametrize(("kernel", "observed_noise"), CASES)
@@ -319,27 +291,6 @@ def test_conditioning_is_a_model_of_all_data(batch_shape, m, kernel, observed_no
     check_same(conditioned.posterior(test), fresh.posterior(test))
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("m", [1, 2])
-def test_conditioning_keeps_the_units(kernel, m):
-    low, width = torch.tensor([-1.0, 0.0]).double(), torch.tensor([3.0, 4.0]).double()
-    x, y = data((), m)
-    model = make((), m, kernel)
-    cube = Normalize(2, bounds=torch.stack([low, low + width]))
-    scaled = DeepKernelGP(low + width * x, 3 * y + 2, kernel=kernel, input_transform=cube)
-    with torch.no_grad():
-        for parameter, given in zip(scaled.parameters(), model.parameters(), strict=True):
-            parameter.copy_(given)
-    test, new_x, new_y = points(4, 2), points(3, 2, seed=2), points(3, m, seed=3)
-    scaled.posterior(low + width * test)
-    conditioned = scaled.condition_on_observations(low + width * new_x, 3 * new_y + 2)
-    posterior = conditioned.posterior(low + width * test)
-    bare = on_data(model, torch.cat([x, new_x]), torch.cat([y, new_y]))
-    expected = bare.posterior(test)
-    assert torch.allclose(posterior.mean, 3 * expected.mean + 2)
-    assert torch.allclose(posterior.variance, 9 * expected.variance)
-
-
 @pytest.mark.parametrize(("kernel", "observed_noise"), CASES)
 @pytest.mark.parametrize(("batch_shape", "m"), SHAPES)
 def test_fantasies_are_exact_conditioning(batch_shape, m, kernel, observed_noise):
@@ -347,7 +298,7 @@ def test_fantasies_are_exact_conditioning(batch_shape, m, kernel, observed_noise
     test, new_x = points(*batch_shape, 4, 2), points(*batch_shape, 2, 2, seed=4)
     fantasies = model.fantasize(new_x, SobolQMCNormalSampler(torch.Size([3]), seed=0))
     x, y = data(batch_shape, m)
-    drawn = outcomes(fantasies)[..., -2:, :]
+    drawn = outputs_last(fantasies, fantasies.train_targets)[..., -2:, :]
     assert drawn.shape == (3, *batch_shape, 2, m)
     assert float(drawn.std(0).min()) > 0
     posterior = fantasies.posterior(test)
@@ -367,7 +318,8 @@ def test_fantasies_at_batches_of_points(m):
     fantasies = model.fantasize(x, SobolQMCNormalSampler(torch.Size([3]), seed=0))
     batched = fantasies.posterior(test)
     assert batched.mean.shape == (3, 5, 4, m)
-    alone = model.condition_on_observations(x[1], outcomes(fantasies)[2, 1, -2:])
+    drawn = outputs_last(fantasies, fantasies.train_targets)[2, 1, -2:]
+    alone = model.condition_on_observations(x[1], drawn)
     check_same(batched, alone.posterior(test), (2, 1))
     further = fantasies.condition_on_observations(points(1, 2), points(1, m))
     assert further.posterior(test).mean.shape == (3, 5, 4, m)
@@ -379,20 +331,10 @@ def test_gradients_through_fantasies():
     assert torch.autograd.gradcheck(acquisition, points(1, 3, 2).requires_grad_())
 
 
-def outcomes(model):
-    """All outcomes that a model holds, ``(*batch, n, m)``."""
-    targets = model.train_targets.detach()
-    return targets.mT if model.num_outputs > 1 else targets.unsqueeze(-1)
-
-
 OBJECTIVES = {
     "clml": ConditionalMarginalLogLikelihood,
-    "lml": lambda likelihood, model: ConditionalMarginalLogLikelihood(
-        likelihood, model, LastPoints(0)
-    ),
-    "loo": lambda likelihood, model: ConditionalMarginalLogLikelihood(
-        likelihood, model, LeaveOneOut()
-    ),
+    "lml": lambda *args: ConditionalMarginalLogLikelihood(*args, LastPoints(0)),
+    "loo": lambda *args: ConditionalMarginalLogLikelihood(*args, LeaveOneOut()),
     "gpytorch-lml": ExactMarginalLogLikelihood,
     "gpytorch-loo": LeaveOneOutPseudoLikelihood,
 }
@@ -406,14 +348,6 @@ def values(mll):
             return -mll.compute_custom_loss()
         model = mll.model
         return mll(model(*model.train_inputs), model.train_targets)
-
-
-@pytest.fixture(scope="module")
-def fitted():
-    x, y = data(n=12)
-    model = DeepKernelGP(x, y, feature_share=0.3)
-    fit_gpytorch_mll(ConditionalMarginalLogLikelihood(model.likelihood, model), **FEW)
-    return model, y
 
 
 @pytest.mark.filterwarnings("ignore::botorch.exceptions.warnings.OptimizationWarning")
@@ -439,18 +373,19 @@ def test_every_objective_is_improved(name, kernel):
 def test_outputs_are_fitted_each_by_itself(kernel):
     x, y = data(m=2)
     model = moved(DeepKernelGP(x, y, kernel=kernel, feature_share=0.3, **BARE))
-    few = {"optimizer_kwargs": {"options": {"maxiter": 3}}, "max_attempts": 1}
     ends = []
     for member in (model, *(alone for *_, alone in members(model, x, y))):
         mll = ConditionalMarginalLogLikelihood(member.likelihood, member)
-        fit_gpytorch_mll(mll, **few)
+        fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 3}}, max_attempts=1)
         ends.append(values(mll))
     assert torch.allclose(ends[0], torch.stack(ends[1:]), atol=1e-5)
 
 
 @pytest.mark.slow
-def test_acquisition_functions_are_optimized(fitted):
-    (model, y), q = fitted, 3
+def test_acquisition_functions_are_optimized():
+    (x, y), q = data(n=12), 3
+    model = DeepKernelGP(x, y, feature_share=0.3)
+    fit_gpytorch_mll(ConditionalMarginalLogLikelihood(model.likelihood, model), **FEW)
     acquisition = qLogExpectedImprovement(model, best_f=y.max())
     bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
     best, value = optimize_acqf(acquisition, bounds, q, num_restarts=2, raw_samples=16)

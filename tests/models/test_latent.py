@@ -123,10 +123,8 @@ def test_types_of_classes_and_precisions_agree(data):
     assert fitted(single).problem == ""
     double = GPClassification(x, y)
     fitted(double)
-    want = double.predict(x).probabilities
-    torch.testing.assert_close(
-        single.predict(x.float()).probabilities.double(), want, atol=1e-3, rtol=1e-2
-    )
+    value, want = single.predict(x.float()).probabilities, double.predict(x).probabilities
+    torch.testing.assert_close(value.double(), want, atol=1e-3, rtol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -174,14 +172,11 @@ def test_a_kernel_of_its_own_keeps_its_priors(data):
     assert log_loss(model, x, y) < 0.69
 
 
+COUNTS = [LogNegativeBinomialLikelihood, LogPoissonLikelihood, PoissonLikelihood]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "likelihood",
-    [
-        LogNegativeBinomialLikelihood, LogPoissonLikelihood, PoissonLikelihood,
-        NegativeBinomialLikelihood,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("likelihood", [*COUNTS, NegativeBinomialLikelihood])
 def test_counts_are_fitted_with_each_likelihood(data, likelihood):
     x, _, counts = data
     model = GPCounts(x, counts, likelihood=likelihood())
@@ -224,7 +219,7 @@ def test_state_round_trip(data):
     torch.testing.assert_close(other.predict(x).mean, model.predict(x).mean)
 
 
-LATENT = torch.tensor([-2.0, 0.5, 3.0], dtype=torch.float64), torch.tensor([0.01, 1.0, 9.0])
+LATENT = torch.tensor([[-2.0, 0.5, 3.0], [0.01, 1.0, 9.0]], dtype=torch.float64)
 
 
 @pytest.mark.slow
@@ -239,8 +234,7 @@ LATENT = torch.tensor([-2.0, 0.5, 3.0], dtype=torch.float64), torch.tensor([0.01
     ],
 )
 def test_predictions_are_those_of_a_fine_grid(likelihood, targets):
-    mean, variance = LATENT[0], LATENT[1].double()
-    likelihood = likelihood.double()
+    (mean, variance), likelihood = LATENT, likelihood.double()
     prediction = TargetPrediction(likelihood, mean, variance)
     z = torch.linspace(-15, 15, 300_001, dtype=torch.float64)
     weights = (-0.5 * z.square()).softmax(-1)
@@ -261,7 +255,7 @@ def test_predictions_are_those_of_a_fine_grid(likelihood, targets):
 
 @pytest.mark.slow
 def test_quantiles_are_where_the_distribution_function_crosses():
-    mean, variance = LATENT[0], LATENT[1].double()
+    mean, variance = LATENT
     for likelihood in (LogPoissonLikelihood(), LogNegativeBinomialLikelihood()):
         prediction = TargetPrediction(likelihood.double(), mean, variance)
         for probability in (0.05, 0.5, 0.95):
@@ -302,3 +296,14 @@ def test_points_far_from_the_boundary_are_predicted(scale):
     probabilities = GPClassification(x, x > 0, kernel).predict(x).probabilities
     assert ((probabilities > 0.5) == (x > 0)).all()
     torch.testing.assert_close(probabilities + probabilities.flip(0), torch.ones(40).double())
+
+
+def test_many_points_are_predicted_in_parts(monkeypatch):
+    prediction, y = TargetPrediction(LogPoissonLikelihood(), *LATENT), torch.tensor([0, 2, 30])
+
+    def values():
+        return prediction.mean, prediction.cdf(y), prediction.log_prob(y), prediction.quantile(0.9)
+
+    expected = values()
+    monkeypatch.setattr("gpclml.likelihoods._POINTS_AT_ONCE", 2)
+    torch.testing.assert_close(values(), expected)
