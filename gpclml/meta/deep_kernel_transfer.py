@@ -140,15 +140,6 @@ class DeepKernelTransfer(ExactGP):
             kernel if isinstance(kernel, Kernel) else _MAKERS[str(name)](num_features)
         )
 
-    def network_parameters(self) -> list[torch.nn.Parameter]:
-        """Parameters of the backbone and of the normalization of its features.
-
-        The other parameters, of kernel, mean and noise, are hyperparameters of the GP on
-        features, which are trained with a lower rate.
-        """
-        layers = torch.nn.ModuleList([self.backbone, self.normalization])
-        return list(layers.parameters())
-
     def features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Features of the points of all tasks, ``(tasks, n, *event)``, by one pass of the backbone.
 

@@ -135,7 +135,7 @@ def train_on_tasks(
     if factory is None or optimizer is torch.optim.LBFGS:
         raise UnsupportedError("optimizer", "L-BFGS", "an optimizer of single steps", "Use 'adam'.")
     # By identity: an objective may have parameters beside those of its model.
-    network = model.network_parameters()
+    network = [*model.backbone.parameters(), *model.normalization.parameters()]
     inside = {id(parameter) for parameter in network}
     others = [parameter for parameter in mll.parameters() if id(parameter) not in inside]
     groups = [{"params": network, "lr": lr}, {"params": others, "lr": 0.1 * lr}]

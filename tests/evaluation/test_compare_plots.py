@@ -111,10 +111,10 @@ def half_width(bars):
 def test_far_models_do_not_hide_near_ones(comparison, data):
     x, y = data()
     far = GPRegression(x, y, standardize=False)
-    with_far = score_models({**comparison.models, "far": far}, orderings=5)
-    above, below = plot_learning_curves(with_far)
+    compared = score_models({**comparison.models, "far": far}, orderings=5)
+    above, below = plot_learning_curves(compared)
     assert below.get_yscale() == "symlog"
-    assert plot_compare(with_far).get_xscale() == "symlog"
+    assert plot_compare(compared).get_xscale() == "symlog"
     first = next(iter(comparison.scores.values())).curves.mean(0)
     low, high = above.get_ylim()
     assert high - low < 10 * float(first.max() - first.min() + 1)
