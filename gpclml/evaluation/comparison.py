@@ -6,15 +6,14 @@ import html
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
-from numbers import Integral
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from gpytorch.kernels import Kernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from gpclml._utils.annotations import is_integer
 from gpclml._utils.arguments import checked, seeded
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml._utils.environment import progress_bar
@@ -22,7 +21,6 @@ from gpclml.conditioning import as_orders
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedError
 from gpclml.evaluation.copies import copied_rows
 from gpclml.evaluation.model_scores import (
-    CRITERIA,
     ROUNDING,
     Criterion,
     ModelScores,
@@ -49,15 +47,12 @@ _SMALLEST_WEIGHT = 0.005  # that is told
 # Columns that fit a line of a terminal. Findings and failures are among the sentences.
 _PRINTED = ["lml", "clml", "loo", "difference", "difference_se", "p_worse", "weight"]
 
-
 _CLEAR_LML = 1.0  # nats
 _CLEAR_CLML, _CLEAR_LOO = 2.0, 1.0  # standard errors
 _FIRST_SHARE, _LARGE_SHARE = 0.1, 1 / 3  # of the points, of the difference
-_LARGE_CHANGE, _SMALL_RATIO = 2.0, 0.1  # nats of LML; LOO against LML
 _LARGEST_ROUNDING = 0.01
 _FEW_POINTS = 100
 _SMALL_DIFFERENCE = 4.0  # nats
-_BELOW = 0.5  # nats
 _MOST_DECIMALS = 4
 _SMALLEST = 0.5 * 10**-_MOST_DECIMALS
 
@@ -132,19 +127,21 @@ class Comparison:
         )
 
     def __repr__(self) -> str:
-        table = self._shown().to_string(float_format="{:.2f}".format, na_rep="")
-        return "\n".join([self._head(), table, *(f"- {sentence}" for sentence in self.sentences)])
+        table = self._shown.to_string(float_format="{:.2f}".format, na_rep="")
+        return "\n".join([self._head, table, *(f"- {sentence}" for sentence in self.sentences)])
 
     def _repr_html_(self) -> str:
         items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self.sentences)
-        table = self._shown().to_html(float_format="{:.2f}".format, na_rep="")
-        return f"<p>{html.escape(self._head())}</p>{table}<ul>{items}</ul>"
+        table = self._shown.to_html(float_format="{:.2f}".format, na_rep="")
+        return f"<p>{html.escape(self._head)}</p>{table}<ul>{items}</ul>"
 
+    @property
     def _shown(self) -> pandas.DataFrame:
         """The table as it is printed."""
         probabilities = self.table["p_worse"].map("{:.3f}".format, na_action="ignore")
         return self.table[_PRINTED].assign(p_worse=probabilities)
 
+    @property
     def _head(self) -> str:
         return (
             f"{len(self.models)} models of {len(self.targets)} targets in {self.units} units, in "
@@ -160,7 +157,6 @@ def score_models(
     *,
     m: int | None = None,
     orderings: int | ArrayLike | None = None,
-    curves: int | None = None,
     rank_by: Criterion = "loo",
     units: Units = "original",
     seed: int = 0,
@@ -190,8 +186,10 @@ def score_models(
     num_data = int(observed.sum())
     if m is None:
         m = num_data - max(1, round(num_data / 10))
-    suggestion = "m is the number of points conditioned on; at least one must remain."
-    m = _whole("m", m, 0, num_data - 1, suggestion)
+    if isinstance(m, bool) or not is_integer(m) or not 0 <= m < num_data:
+        suggestion = "m is the number of points conditioned on; at least one must remain."
+        raise ArgumentError("m", m, f"an integer from 0 to {num_data - 1}", suggestion)
+    m = int(m)
     if orderings is None:
         left = num_data - m
         orderings = _affordable(left, min(_MOST_ORDERS, _NUMBERS // left**2))
@@ -199,10 +197,7 @@ def score_models(
     # Rows without a target last, so that a tail of observed ones is one of the first num_data.
     last = (~observed)[orders].to(torch.int8)
     orders = orders.gather(-1, last.argsort(dim=-1, stable=True))
-    if curves is None:
-        curves = min(len(orders), _affordable(num_data, _MOST_CURVES))
-    curves = _whole("curves", curves, 1, len(orders), "At most as many as orderings.")
-
+    curves = min(len(orders), _affordable(num_data, _MOST_CURVES))
     scores: dict[str, ModelScores] = {}
     error: Exception | None = None
     for name, model in progress_bar(models.items(), progress=progress, desc="models"):
@@ -213,17 +208,15 @@ def score_models(
             error.add_note(f"This happened in the scores of models[{name!r}].")
     if error is not None and not scored_in(rank_by, scores):
         raise error
-    # By value, models without one last; then those whose fit failed after those whose fit did not.
-    values = {name: model.value(rank_by) for name, model in scores.items()}
-    missing = {name: math.isnan(value) for name, value in values.items()}
-    # The name comes last, so that the order in which models are given does not matter.
-    ranked = sorted(values, key=lambda name: (missing[name], missing[name] or -values[name], name))
-    scores = {name: scores[name] for name in ranked}
-    bad_fits = tuple(find_bad_fits(scores, models, problems or {}))
-    failed = failed_fits(bad_fits)
-    ranked.sort(key=lambda name: 2 if missing[name] else int(name in failed))
-    scores = {name: scores[name] for name in ranked}
-    findings = (*bad_fits, *find_in_scores(scores))
+    failed = {name for name, problem in (problems or {}).items() if problem}
+
+    def sort_key(name: str) -> tuple[int, float, str]:
+        """By value, then by name. Failed fits come after the others, missing values last."""
+        value = scores[name].value(rank_by)
+        return (2, 0.0, name) if math.isnan(value) else (int(name in failed), -value, name)
+
+    scores = {name: scores[name] for name in sorted(scores, key=sort_key)}
+    findings = (*find_bad_fits(scores, models, problems or {}), *find_in_scores(scores))
     table = _table(scores, rank_by, findings)
     table.attrs = {
         "m": m,
@@ -237,7 +230,7 @@ def score_models(
         table=table,
         scores=scores,
         findings=findings,
-        models={name: models[name] for name in ranked},
+        models={name: models[name] for name in scores},
         targets=targets[observed],
         rows=observed.nonzero().squeeze(-1),
         orders=orders[:, :num_data],
@@ -252,7 +245,6 @@ def compare(
     *,
     m: int | None = None,
     orderings: int | ArrayLike | None = None,
-    curves: int | None = None,
     rank_by: Criterion = "loo",
     units: Units = "original",
     seed: int = 0,
@@ -263,8 +255,8 @@ def compare(
 
     The table has a row for each model, the best first, indexed by name. Its columns, in nats, are:
 
-    - ``rank``: from 0; NaN for a model whose fit failed (``"fit-failed"``, ``"below-contained"``),
-      which comes after those whose fit did not;
+    - ``rank``: from 0; NaN for a model whose fit failed (``"fit-failed"``), which comes after those
+      whose fit did not;
     - ``lml``: the log marginal likelihood, :math:`\log p(y)`;
     - ``clml``, ``clml_se``: :math:`\log p(y_{>m} \mid y_{\le m})`, the mean over random orderings
       (Lotfi et al. 2022, Section 4.3), and its error from the choice of the orderings alone;
@@ -282,10 +274,9 @@ def compare(
     NaN in the row of its model; other models and criteria are not affected. Models without the
     ranking criterion are in the last rows. An error is raised only if no model has it.
 
-    Models are ranked by LOO by default: each point is predicted from about as many others as the
-    model will have in use, and the terms of single points give the errors of differences,
-    ``p_worse`` and the weights. The error of a CLML does not cover other data, and the LML has no
-    terms that are the same in every order.
+    LOO ranks by default: each point is predicted from about as many others as the model will have
+    in use, and its terms give the errors of differences, ``p_worse`` and the weights. The error of
+    a CLML does not cover other data, and the LML has no terms that are the same in every order.
 
     The findings are:
 
@@ -294,17 +285,10 @@ def compare(
       (``gpclml.evaluation.copies.copied_rows``), so that LOO and CLML are too high;
     - ``"predicts-mean"``: predictions of points from all others vary by less than a thousandth of
       the predictive variance;
-    - ``"below-contained"``: a GP with a rational quadratic kernel is below one with an RBF kernel
-      by half a nat of LML, and in LOO. Its fit ended too early, since its kernel contains the RBF
-      kernel;
     - ``"criteria-disagree"``: two criteria prefer different models, each clearly: by one nat of
       LML, two standard errors of CLML, one of LOO;
     - ``"first-terms"``: the model's LML is one nat or more below the best, and a third or more of
       that comes from the first tenth of the points, in the mean over orderings;
-    - ``"prior-sensitive"``: with a prior covariance of the function four times as large, noise and
-      mean kept, the LML changes by 2 nats or more and LOO by no more than a tenth of that. For a
-      linear model that is 4 times the prior variance of the weights, for a GP 4 times its
-      outputscale;
     - ``"ill-conditioned"``: the condition number of the covariance of the observations times the
       rounding of its type (1.2e-7 or 2.2e-16) is .01 or more, where scores can be off by nats. The
       condition number is LAPACK's estimate in the 1-norm, for linear models the ratio of
@@ -325,9 +309,8 @@ def compare(
             out.
         m: Number of points that the CLML conditions on, below n; nine tenths of n if None.
         orderings: Number k of random orderings, or the orderings, ``(k, n)``. If None 1000, or
-            fewer where more than 180 points are held out: 134 for 500, and never below 4.
-        curves: Number of orderings, the first ones, whose learning curves are computed. If
-            None 100, or fewer where n exceeds 650: 30 for 1000, and 4 from 2000 on.
+            fewer where more than 180 points are held out: 134 for 500, and never below 4. Of the
+            first 100 learning curves are computed, or of fewer where n exceeds 650: of 4 from 2000.
         rank_by: ``"loo"``, ``"clml"`` or ``"lml"``.
         units: ``"original"``, in which models that standardize differently can be compared, or
             ``"training"``, if these units are the same for all models.
@@ -351,7 +334,7 @@ def compare(
         UnknownNameError: If ``rank_by`` is not a criterion.
 
     Note:
-        Each model costs about 5 n³ floating-point operations, n³/3 for each learning curve and
+        Each model costs about 3 n³ floating-point operations, n³/3 for each learning curve and
         (n - m)³/3 for each ordering, with a few n x n matrices at a time; by default about half a
         minute for n = 5000 on two cores. A linear model of R features costs n R² in place of n³.
 
@@ -364,7 +347,7 @@ def compare(
         ['matern', 'rbf']
     """
     return score_models(
-        models, m=m, orderings=orderings, curves=curves, rank_by=rank_by, units=units, seed=seed,
+        models, m=m, orderings=orderings, rank_by=rank_by, units=units, seed=seed,
         problems=problems, progress=progress,
     ).table  # fmt: skip
 
@@ -373,7 +356,8 @@ def _common_targets(models: Mapping[str, ExactGP], units: Units) -> Tensor:
     """The targets that all models share, NaN where missing, ``(n,)`` in float64."""
     if not models:
         raise ArgumentError("models", "none", "at least one model")
-    first, targets, rounding = "", torch.empty(0), 0.0
+    first = next(iter(models))
+    targets, rounding = torch.empty(0), 0.0
     for name, model in models.items():
         argument = f"models[{name!r}]"
         if model.train_inputs is None or model.train_targets is None:
@@ -391,54 +375,39 @@ def _common_targets(models: Mapping[str, ExactGP], units: Units) -> Tensor:
             got = f"an outcome transform {type(getattr(model, 'outcome_transform', None)).__name__}"
             raise UnsupportedError(argument, got, expected, suggestion) from error
         values = scale.cpu() * trained_on.to("cpu", torch.float64) + shift.cpu()
+        # Each model has standardized the targets in its own way and precision.
         eps = torch.finfo(trained_on.dtype).eps
-        if not first:
-            first, targets, rounding = name, values, eps
-        _check_same(argument, values, first, targets, max(rounding, eps), units)
+        if name == first:
+            targets, rounding = values, eps
+        if len(values) != len(targets):
+            expected = f"the {len(targets)} of {first!r}"
+            suggestion = "Train all models on the same rows."
+            raise ShapeError(argument, f"{len(values)} training points", expected, suggestion)
+        missing = targets.isnan()
+        if bool(missing.all()):
+            raise ArgumentError(argument, "no observed target", "at least one")
+        if bool((missing != values.isnan()).any()):
+            got = f"row {int((missing != values.isnan()).nonzero()[0])} missing in one of the two"
+            suggestion = "Train all models on the same targets."
+            raise ArgumentError(argument, got, f"as {first!r}", suggestion)
+        observed = targets[~missing]
+        allowed = _SAME_SHARE * observed.std(correction=0)
+        allowed = allowed + _ROUNDINGS * max(rounding, eps) * observed.abs().max()
+        apart = (values - targets).abs().nan_to_num()
+        if bool((apart > allowed).any()):
+            row = int(apart.argmax())
+            got = f"target {float(values[row]):.6g} in row {row}, in {units} units"
+            expected = f"{float(targets[row]):.6g}, as {first!r}"
+            suggestion = "Train all models on the same rows in the same order."
+            if units == "training":
+                suggestion += " Models that standardize differently compare in units='original'."
+            raise ArgumentError(argument, got, expected, suggestion)
     return targets
-
-
-def _check_same(
-    argument: str, values: Tensor, first: str, targets: Tensor, rounding: float, units: Units
-) -> None:
-    """Refuses targets that are not those of the first model, up to rounding."""
-    if values.shape != targets.shape:
-        expected = f"the {len(targets)} of {first!r}"
-        suggestion = "Train all models on the same rows."
-        raise ShapeError(argument, f"{len(values)} training points", expected, suggestion)
-    missing = targets.isnan()
-    if not torch.equal(missing, values.isnan()):
-        row = int((missing != values.isnan()).nonzero()[0])
-        suggestion = "Train all models on the same targets."
-        raise ArgumentError(
-            argument, f"row {row} missing in one of the two", f"as {first!r}", suggestion
-        )
-    # Each model has standardized the targets in its own way and precision.
-    observed = targets[~missing]
-    if len(observed) == 0:
-        raise ArgumentError(argument, "no observed target", "at least one")
-    apart = (values[~missing] - observed).abs()
-    allowed = _SAME_SHARE * observed.std(correction=0)
-    allowed = allowed + _ROUNDINGS * rounding * observed.abs().max()
-    if bool((apart > allowed).any()):
-        row = int((~missing).nonzero()[apart.argmax()])
-        got = f"target {float(values[row]):.6g} in row {row}, in {units} units"
-        suggestion = "Train all models on the same rows in the same order."
-        if units == "training":
-            suggestion += " Models that standardize differently compare in units='original'."
-        raise ArgumentError(argument, got, f"{float(targets[row]):.6g}, as {first!r}", suggestion)
 
 
 def _affordable(size: int, most: int) -> int:
     """Number of matrices of a size that are factored at most."""
     return max(int(min(_OPERATIONS // size**3, most)), _FEWEST)
-
-
-def _whole(argument: str, value: object, least: int, most: int, suggestion: str) -> int:
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or not least <= cast(int, value) <= most:
-        raise ArgumentError(argument, value, f"an integer from {least} to {most}", suggestion)
-    return int(cast(int, value))
 
 
 def _table(scores: Scores, rank_by: Criterion, findings: tuple[Finding, ...]) -> pandas.DataFrame:
@@ -461,9 +430,9 @@ def _table(scores: Scores, rank_by: Criterion, findings: tuple[Finding, ...]) ->
                 "lml": model.lml,
                 # Orderings are averaged and points are added up, and so are their errors.
                 "clml": model.value("clml"),
-                "clml_se": _deviation(model.clml) / math.sqrt(len(model.clml)),
+                "clml_se": _standard_error(model.clml),
                 "loo": model.value("loo"),
-                "loo_se": _deviation(model.loo) * math.sqrt(len(model.loo)),
+                "loo_se": _standard_error(model.loo) * len(model.loo),
                 "difference": difference.value,
                 "difference_se": difference.standard_error,
                 "p_worse": model.difference(first, "loo").p_worse if rank else math.nan,
@@ -475,8 +444,9 @@ def _table(scores: Scores, rank_by: Criterion, findings: tuple[Finding, ...]) ->
     return pandas.DataFrame(rows, index=pandas.Index(list(scores), name="model"))
 
 
-def _deviation(values: Tensor) -> float:
-    return float(values.std()) if len(values) > 1 else math.nan
+def _standard_error(values: Tensor) -> float:
+    """Standard error of the mean; NaN for one value."""
+    return float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def _ranking(scores: Scores, rank_by: Criterion) -> Iterator[str]:
@@ -508,12 +478,15 @@ def _agreement(scores: Scores, findings: tuple[Finding, ...]) -> Iterator[str]:
     }
     if len(criteria) == 1:
         ((winner, names),) = criteria.items()
-        alike = [name for name in scores if _scores_the_same(scores[name], scores[winner])]
+        alike = [
+            name
+            for name, model in scores.items()
+            if all(abs(model.difference(scores[winner], by).value) < ROUNDING for by in best)
+        ]
         if len(alike) == len(scores):
             yield f"{joined(names)} are the same for all models."
         elif len(names) > 1:
-            every = "all" if len(names) == len(CRITERIA) else "both"
-            yield f"{joined(names)} {every} prefer {joined(alike)}."
+            yield f"{joined(names)} {'all' if len(names) > 2 else 'both'} prefer {joined(alike)}."
         return
     # Clearly only where the finding says so; favourites may differ by less than their errors.
     clauses = "; ".join(
@@ -522,16 +495,6 @@ def _agreement(scores: Scores, findings: tuple[Finding, ...]) -> Iterator[str]:
     )
     is_clear = any(finding.name == "criteria-disagree" for finding in findings)
     yield f"{clauses}{'' if is_clear else ', none of them clearly'}."
-
-
-def _scores_the_same(model: ModelScores, other: ModelScores) -> bool:
-    """Whether two models have the same value by each criterion that the other one has."""
-    differences = [
-        model.difference(other, criterion).value
-        for criterion in CRITERIA
-        if not math.isnan(other.value(criterion))
-    ]
-    return all(abs(value) < ROUNDING for value in differences)
 
 
 def _mixture(weights: Mapping[Hashable, float]) -> Iterator[str]:
@@ -572,35 +535,13 @@ def find_bad_fits(
             "the mean: there is nothing to find, or the fit missed it."
         )
         yield Finding("predicts-mean", tuple(constant), text)
-    kernels = {name: _structure(model) for name, model in models.items()}
-    # A rational quadratic tends to the RBF kernel as its shape grows (Rasmussen and Williams 2006,
-    # Eq. 4.19), so that a fit which ends below that of the RBF kernel has missed its optimum.
-    for (name, kernel), (inner, other) in product(kernels.items(), repeat=2):
-        if kernel[:1] != (RQKernel,) or other != (RBFKernel, *kernel[1:]):
-            continue
-        below = scores[inner].lml - scores[name].lml
-        if below > _BELOW and scores[name].value("loo") < scores[inner].value("loo"):
-            text = (
-                f"{name} is {nats(below)} below {inner} in LML, which it contains as its shape "
-                f"grows: its fit missed that. Start it from {inner}."
-            )
-            yield Finding("below-contained", (name,), text)
-
-
-def _structure(model: ExactGP) -> tuple[object, ...]:
-    """Class of the kernel within a scale, and all that another has to share; else empty."""
-    kernel = getattr(model, "covar_module", None)
-    base = kernel.base_kernel if isinstance(kernel, ScaleKernel) else None
-    if not isinstance(base, Kernel) or base.active_dims is not None:
-        return ()
-    mean = type(getattr(model, "mean_module", None))
-    return type(base), base.ard_num_dims, type(model), mean, type(model.likelihood)
 
 
 def failed_fits(findings: Iterable[Finding]) -> set[str]:
     """Names of models whose fit failed, which are not ranked."""
-    failures = "fit-failed", "below-contained"
-    return {name for finding in findings if finding.name in failures for name in finding.models}
+    return {
+        model for finding in findings if finding.name == "fit-failed" for model in finding.models
+    }
 
 
 def failures_in_words(scores: ModelScores) -> list[str]:
@@ -613,7 +554,7 @@ def failures_in_words(scores: ModelScores) -> list[str]:
 
 def find_in_scores(scores: Scores) -> tuple[Finding, ...]:
     """Findings that follow from the scores alone."""
-    rules = _disagreement, _first_terms, _prior, _reliability
+    rules = _disagreement, _first_terms, _reliability
     return tuple(finding for rule in rules for finding in rule(scores))
 
 
@@ -668,24 +609,6 @@ def _first_terms(scores: Scores) -> Iterator[Finding]:
         yield Finding("first-terms", tuple(shares), text)
 
 
-def _prior(scores: Scores) -> Iterator[Finding]:
-    """Whether the scale of the prior counts in the LML and not in LOO."""
-    changes = {}
-    for name, model in scores.items():
-        lml = model.wider_lml - model.lml
-        # LOO says whether predictions depend on the prior's scale, which the LML always counts.
-        loo = float((model.wider_loo - model.loo).sum())
-        if abs(lml) >= _LARGE_CHANGE and abs(loo) <= _SMALL_RATIO * abs(lml):
-            changes[name] = f"{nats(lml, sign=True)} ({name}; LOO {nats(loo, sign=True)})"
-    if changes:
-        text = (
-            "With twice the prior deviation of the function the LML changes by "
-            f"{joined(list(changes.values()))}: differences in LML of that size may be of the "
-            "priors, not of what is predicted."
-        )
-        yield Finding("prior-sensitive", tuple(changes), text)
-
-
 def _reliability(scores: Scores) -> Iterator[Finding]:
     """Whether scores are missing, rounded, of few points, or too close to the first to tell."""
     for name, model in scores.items():
@@ -723,9 +646,9 @@ def _reliability(scores: Scores) -> Iterator[Finding]:
         yield Finding("small-difference", tuple(close), text)
 
 
-def nats(value: float, sign: bool = False) -> str:
+def nats(value: float) -> str:
     """A number of nats as text, to a tenth, or to two digits if it is small."""
-    return f"{value:{'+' if sign else ''}.{_decimals(value)}f} nats"
+    return f"{value:.{_decimals(value)}f} nats"
 
 
 def plus_minus(difference: PairedDifference) -> str:

@@ -14,7 +14,6 @@ import torch
 from gpytorch.kernels import AdditiveKernel, ProductKernel, ScaleKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models import ExactGP
-from linear_operator import LinearOperator, to_linear_operator
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
@@ -24,7 +23,7 @@ from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.evaluation.plots import panels_for, style_of
 from gpclml.gram import Gram, closed_form, has_hooks
 from gpclml.inference import posterior
-from gpclml.inference.units import units_of_targets
+from gpclml.inference.units import above_rounding, units_of_targets
 
 Term = tuple[str, Callable[[Tensor, Tensor], Tensor]]  # its name, and its matrix at points
 
@@ -134,16 +133,18 @@ def decompose(
     if len(inputs := cast(Any, model.train_inputs) or (x,)) > 1:
         raise UnsupportedError("model", f"one called on {len(inputs)} tensors", "one on points")
 
-    def compute(z: Tensor) -> posterior.PosteriorNormal:
-        prior = _ComponentPrior(model, z, center)
+    def compute(z: Tensor) -> tuple[Tensor, Tensor]:
+        prior = posterior.JointPrior(model, z)
+        mean, cross, joint = _prior_of_components(prior, _terms_of(model, prior), center)
         data = prior.training_data(model)
-        predictor = data.covariance.predictor(data.residual, data.missing)
-        every = [slice(0, prior.mean.shape[-1])]
-        return posterior.posterior_given(prior, predictor, every, False, points)[0]
+        block = data.covariance.predictor(data.residual, data.missing).given(cross.mT, keep=True)
+        covariance = joint - block.joint_reduction(block)
+        variance, before = (matrix.diagonal(dim1=-1, dim2=-2) for matrix in (covariance, joint))
+        covariance = covariance + torch.diag_embed(above_rounding(variance, before) - variance)
+        return mean + block.shift, covariance
 
     with posterior.reading(model):
         points = posterior.new_points(model, x)
-        m = points.shape[-2]
         terms = [name for name, _ in _terms_of(model, posterior.JointPrior(model, points))]
         numbered = [f"{name} {terms[:k].count(name) + 1}" for k, name in enumerate(terms)]
         default = [name.removesuffix(" 1") for name in numbered]
@@ -151,13 +152,13 @@ def decompose(
         if len({*names}) < len(names) or len(names) != len(terms) + 1:
             expected = f"{len(terms)} distinct names, of {', '.join(default)}"
             raise ArgumentError("names", ", ".join(names[:-1]), expected)
-        normal, shape = posterior.computed_in_double(model, compute, points), (len(names), m)
+        mean, covariance = posterior.computed_in_double(model, compute, points)
         scale, shift = units_of_targets(model)
-        normal = normal.in_units(scale, torch.zeros_like(shift), marginal=False)
-    mean = normal.mean.unflatten(-1, shape)
+    shape, scale = (len(names), points.shape[-2]), scale.unsqueeze(-1)
+    mean = (mean.unflatten(-1, shape) * scale).to(points)
     mean[..., -1, :] += shift
-    covariance = normal.covariance_matrix.unflatten(-1, shape).unflatten(-3, shape)
-    return Decomposition(names, mean, covariance.transpose(-3, -2))
+    blocks = covariance.unflatten(-1, shape).unflatten(-3, shape).transpose(-3, -2)
+    return Decomposition(names, mean, (blocks * scale.square()[..., None, None]).to(points))
 
 
 def _terms_of(model: ExactGP, prior: posterior.JointPrior) -> list[Term]:
@@ -207,43 +208,31 @@ def _terms(kernel: Any, dims: Tensor, labels: list[str]) -> list[Term]:
     return [(name, matrix)]
 
 
-class _ComponentPrior(posterior.JointPrior):
-    """The prior of the components at m new points, as one of C m points."""
+def _prior_of_components(
+    prior: posterior.JointPrior, terms: list[Term], center: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Prior means ``(*batch, C m)`` of the components at m new points, and covariances.
 
-    def __init__(self, model: ExactGP, x: Tensor, center: bool) -> None:
-        super().__init__(model, x)
-        terms, n, m, batch = _terms_of(model, self), self.num_train, x.shape[-2], self.batch_shape
-        C = len(terms) + 1
-        got, numbers = f"{m} points of {C} components", 5 * n * n + 2 * n * C * m + 5 * (C * m) ** 2
-        suggestion = "Give fewer points at a time."
-        check_memory("x", got, batch.numel() * numbers, x.dtype, x.device, suggestion)
-        seen, new = cast(Any, self.operator).x1.split((n, m), -2)
-        cross, joint = x.new_zeros(*batch, C, m, n), x.new_zeros(*batch, C, m, C, m)
-        for c, (_, matrix) in enumerate(terms):
-            cross[..., c, :, :], joint[..., c, :, c, :] = matrix(new, seen), matrix(new, new)
-            if center:  # the last component gains the mean over training points of this one
-                average = matrix(seen, seen).mean(-2, keepdim=True)
-                variance = average.mean(-1, keepdim=True)
-                shared = cross[..., c, :, :].mean(-1, keepdim=True) - variance
-                cross[..., c, :, :] -= average
-                cross[..., -1, :, :] += average
-                joint[..., c, :, c, :] -= shared + shared.mT + variance
-                joint[..., c, :, -1, :] = shared
-                joint[..., -1, :, c, :] = shared.mT
-                joint[..., -1, :, -1, :] += variance
-        mean = x.new_zeros(*super().mean.shape[:-1], C, m)
-        mean[..., -1, :] = super().mean
-        self._mean, self._cross = mean.flatten(-2), to_linear_operator(cross.flatten(-3, -2))
-        self._joint = to_linear_operator(joint.flatten(-2).flatten(-3, -2))
-
-    @property
-    def mean(self) -> Tensor:
-        """Prior means, ``(*batch, C m)``: that of the model is the last component's."""
-        return self._mean
-
-    def cross(self, rows: slice) -> LinearOperator:
-        """Covariance of all components with the training values, ``(*batch, C m, n)``."""
-        return self._cross
-
-    def _block(self, rows: slice, columns: slice) -> LinearOperator:
-        return self._joint
+    With the n training values ``(*batch, C m, n)`` and among each other ``(*batch, C m, C m)``.
+    """
+    seen, new = cast(Any, prior.operator).x1.tensor_split([prior.num_train], -2)
+    C, n, m, batch = len(terms) + 1, prior.num_train, new.shape[-2], prior.batch_shape
+    got, numbers = f"{m} points of {C} components", 5 * n * n + 2 * n * C * m + 5 * (C * m) ** 2
+    suggestion = "Give fewer points at a time."
+    check_memory("x", got, batch.numel() * numbers, new.dtype, new.device, suggestion)
+    cross, joint = new.new_zeros(*batch, C, m, n), new.new_zeros(*batch, C, m, C, m)
+    for c, (_, matrix) in enumerate(terms):
+        cross[..., c, :, :], joint[..., c, :, c, :] = matrix(new, seen), matrix(new, new)
+        if center:  # the last component gains the mean over training points of this one
+            average = matrix(seen, seen).mean(-2, keepdim=True)
+            variance = average.mean(-1, keepdim=True)
+            shared = cross[..., c, :, :].mean(-1, keepdim=True) - variance
+            cross[..., c, :, :] -= average
+            cross[..., -1, :, :] += average
+            joint[..., c, :, c, :] -= shared + shared.mT + variance
+            joint[..., c, :, -1, :] = shared
+            joint[..., -1, :, c, :] = shared.mT
+            joint[..., -1, :, -1, :] += variance
+    mean = new.new_zeros(*prior.mean.shape[:-1], C, m)
+    mean[..., -1, :] = prior.mean  # that of the model is the last component's
+    return mean.flatten(-2), cross.flatten(-3, -2), joint.flatten(-2).flatten(-3, -2)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 from gpytorch.models import ExactGP
-from linear_operator.operators import LowRankRootLinearOperator
 from torch import Tensor
 from torch.distributions import Normal
 
 from gpclml._utils.arguments import all_finite, check_finite, checked
 from gpclml._utils.arrays import ArrayLike, takes_arrays
-from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.evaluation.scores import learning_curve
 from gpclml.inference.laplace import LatentCovariance
 from gpclml.inference.observations import training_observations
@@ -33,12 +32,10 @@ T = TypeVar("T")
 ROUNDING = 1e-6
 """Nats within which two models score the same."""
 
-_WIDER = 4.0  # times the prior covariance of the function
 _NUMBERS_IN_BLOCKS = 2**25  # in the covariances of held-out blocks
 _WORTH_AN_INVERSE = 4  # held-out blocks at once
 _TOLERANCE = 1e-12  # of the objective of weights a point
 _MOST_STEPS = 1000
-_MOST_EM_STEPS = 100_000
 _WEIGHT_ROUNDING = 1e-10
 
 
@@ -102,14 +99,11 @@ class ModelScores:
             ``(n,)``.
         loo_variance: Predictive variances of points given all others, with noise, ``(n,)``.
         curves: Terms log p(y_i | y_<i) of the first orderings, ``(c, n)``.
-        wider_lml: The log marginal likelihood if the prior covariance of the function is four times
-            as large, with the same noise and mean.
-        wider_loo: Log densities of points given all others under that prior, ``(n,)``.
         condition_number: Condition number of the observations' covariance, in the 1-norm; for a
             model of fewer features than points the ratio of its extreme eigenvalues.
         rounding: The condition number times the machine precision of the covariance's dtype.
         failures: Reasons why parts are NaN, by name: "LML", "CLML", "LOO", "learning curves",
-            "wider prior", "condition number". Empty if all could be computed.
+            "condition number". Empty if all could be computed.
     """
 
     lml: float
@@ -118,8 +112,6 @@ class ModelScores:
     loo_mean: Tensor
     loo_variance: Tensor
     curves: Tensor
-    wider_lml: float
-    wider_loo: Tensor
     condition_number: float
     rounding: float
     failures: Mapping[str, str] = field(default_factory=dict)
@@ -176,7 +168,7 @@ def score_model(
     count = len(rows)
     scale = units_of_targets(model, units)[0].cpu()
     errors: dict[str, Exception] = {}
-    observed = _attempt(lambda: observed_gaussian(model, rows))
+    observed = _attempt(lambda: _observed_gaussian(model, rows))
     # Without a covariance every score fails by the same error, which is told once.
     nothing = DenseCovariance(scale.new_empty(0, 0)), scale.new_empty(0)
     covariance, residual = nothing if isinstance(observed, Exception) else observed
@@ -204,10 +196,6 @@ def score_model(
         errors[which] = result
         return [torch.full(shape, torch.nan, dtype=torch.float64) for shape in shapes]
 
-    def wider() -> Sequence[Tensor]:
-        wide, _ = observed_gaussian(model, rows, _WIDER)
-        return wide.log_density(residual), _leave_one_out(wide, residual)[0]
-
     (lml,) = score("LML", lambda: [covariance.log_density(residual)], ())
     (clml,) = score("CLML", lambda: [_tail_densities(covariance, residual, tails)], (len(orders),))
     loo, error, variance = score(
@@ -218,7 +206,6 @@ def score_model(
         lambda: [learning_curve(model, orders[:num_curves], units=units)[:, :count]],
         (num_curves, count),
     )
-    wider_lml, wider_loo = score("wider prior", wider, (), (count,))
     (number,) = score(
         "condition number",
         lambda: [torch.tensor(covariance.condition_number(), dtype=torch.float64)],
@@ -231,8 +218,6 @@ def score_model(
         loo_mean=targets[rows] - scale * error,
         loo_variance=scale.square() * variance,
         curves=curves,
-        wider_lml=float(wider_lml) - count * log_scale,
-        wider_loo=wider_loo - log_scale,
         condition_number=float(number),
         rounding=float(number) * torch.finfo(covariance.dtype).eps,
         failures={which: _in_one_line(error) for which, error in errors.items()},
@@ -256,22 +241,9 @@ def _in_one_line(error: Exception) -> str:
     return " ".join(" ".join([str(error) or type(error).__name__, *notes]).split())
 
 
-def observed_gaussian(
-    model: ExactGP, rows: Tensor, prior_scale: float = 1.0
-) -> tuple[ExactCovariance, Tensor]:
-    """Covariance and residuals of these rows, the prior of the function that much more variable."""
+def _observed_gaussian(model: ExactGP, rows: Tensor) -> tuple[ExactCovariance, Tensor]:
+    """Covariance and residuals of the observed rows."""
     data = training_observations(model)
-    if prior_scale != 1.0:
-        # Only the function varies more; noise that is not apart cannot be kept as it is.
-        if data.independent_noise is None and data.is_gaussian:
-            got = f"{type(model.likelihood).__name__} with correlated noise"
-            raise UnsupportedError("model.likelihood", got, "independent noise")
-        latent = data.latent.evaluate_kernel()
-        if isinstance(latent, LowRankRootLinearOperator):  # which a factor would hide
-            wider = LowRankRootLinearOperator(latent.root * math.sqrt(prior_scale))
-        else:
-            wider = latent * prior_scale
-        data = replace(data, latent=wider)
     if len(rows) == data.num_rows:
         return data.covariance, data.residual
     rows = rows.to(data.residual.device)
@@ -327,8 +299,7 @@ def stacking_weights(log_densities: ArrayLike, pseudo_counts: float = 0.0) -> Te
         ArgumentError: If the pseudo-counts are negative or infinite.
 
     Note:
-        n M operations a step of sequential quadratic programming, on the CPU in float64; with
-        pseudo-counts of expectation maximization, some ten to hundreds of steps.
+        n M operations a step of sequential quadratic programming, on the CPU in float64.
 
     Examples:
         >>> import torch
@@ -343,37 +314,28 @@ def stacking_weights(log_densities: ArrayLike, pseudo_counts: float = 0.0) -> Te
     check_finite("log_densities", log_densities)
     if not 0 <= pseudo_counts < math.inf:
         raise ArgumentError("pseudo_counts", pseudo_counts, "0 or more, and finite")
-    count = len(log_densities)
+    count, points = log_densities.shape
+    total = points + count * pseudo_counts
     logs = log_densities.detach().to("cpu", torch.float64)
     densities = (logs - logs.amax(0)).exp().numpy()  # relative to the best model of each point
+
+    def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
+        mixture, positive = w @ densities, np.maximum(w, _WEIGHT_ROUNDING)
+        value = np.log(mixture).sum() + pseudo_counts * np.log(positive).sum()
+        gradient = (densities / mixture).sum(1) + pseudo_counts / positive
+        return -float(value) / total, -gradient / total
+
     weights = np.full(count, 1 / count)
-    if count > 1 and pseudo_counts:
-        weights = _regularized_weights(densities, pseudo_counts)
-    elif count > 1:
-        optimum = minimize(
-            lambda w: -float(np.log(w @ densities).mean()),
+    if count > 1:
+        weights = minimize(
+            loss,
             weights,
-            jac=lambda w: -(densities / (w @ densities)).mean(1),
+            jac=True,
             method="SLSQP",
-            bounds=[(0.0, 1.0)] * count,
-            # The simplex; without the gradients a step would take as many evaluations as models.
+            bounds=[(pseudo_counts / total, 1.0)] * count,
+            # The simplex; without the gradient a step would take as many evaluations as models.
             constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
             options={"ftol": _TOLERANCE, "maxiter": _MOST_STEPS},
         ).x
-        weights = np.where(optimum > _WEIGHT_ROUNDING, optimum, 0.0)
+        weights = np.where(weights > _WEIGHT_ROUNDING, weights, 0.0)
     return torch.as_tensor(weights / weights.sum()).to(log_densities)
-
-
-def _regularized_weights(densities: np.ndarray, pseudo_counts: float) -> np.ndarray:
-    """Weights by expectation maximization; every step raises the objective."""
-    count, points = densities.shape
-    weights = np.full(count, 1 / count)
-    for _ in range(_MOST_EM_STEPS):
-        # Every point is shared among the models by their posterior probabilities there.
-        shares = weights[:, None] * densities
-        shares /= shares.sum(0)
-        previous = weights
-        weights = (shares.sum(1) + pseudo_counts) / (points + count * pseudo_counts)
-        if float(abs(weights - previous).max()) < _WEIGHT_ROUNDING:
-            break
-    return weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpclml._utils.extras import needs_extra
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
-from gpclml.evaluation.comparison import Comparison, score_models
+from gpclml.evaluation.comparison import Comparison, Scores
 from gpclml.evaluation.model_scores import CRITERIA, Criterion, scored_in
 from gpclml.inference.posterior import marginal_predictive
 from gpclml.inference.units import units_of_targets
@@ -49,11 +49,7 @@ _MARGIN = 0.05  # beyond the data
 
 
 def plot_compare(
-    comparison: Comparison | Mapping[str, ExactGP],
-    criterion: Criterion | None = None,
-    *,
-    ax: Axes | None = None,
-    **options: Any,
+    comparison: Comparison, criterion: Criterion | None = None, *, ax: Axes | None = None
 ) -> Axes:
     """Plots the scores of models by a criterion and their differences, in the manner of ArviZ.
 
@@ -66,34 +62,34 @@ def plot_compare(
     next model.
 
     Args:
-        comparison: Result of :func:`score_models`, or models, for which it is called.
+        comparison: Result of :func:`score_models`.
         criterion: ``"lml"``, ``"clml"`` or ``"loo"``; None for the one that ranks.
         ax: Axes to draw in; None for those of a new figure of pyplot.
-        **options: Options of :func:`score_models`, if models are given.
 
     Returns:
         The axes.
 
     Raises:
-        UnsupportedError: If ``comparison`` is neither a comparison nor models.
+        UnsupportedError: If ``comparison`` is no result of :func:`score_models`.
         UnknownNameError: If there is no such criterion.
-        ArgumentError: If there are several axes, or options are given with a comparison.
+        ArgumentError: If there are several axes.
 
     Examples:
         >>> import torch
-        >>> from gpclml import GPRegression, plot_compare
+        >>> from gpclml import GPRegression, plot_compare, score_models
         >>> x = torch.linspace(0, 1, 30, dtype=torch.float64)
         >>> y = (9 * x).sin() + 0.2 * (70 * x).cos()
-        >>> axes = plot_compare({name: GPRegression(x, y, name) for name in ("rbf", "matern")})
+        >>> models = {name: GPRegression(x, y, name) for name in ("rbf", "matern")}
+        >>> axes = plot_compare(score_models(models))
         >>> axes.figure.savefig("criteria.png")
     """
-    compared, scores = _compared(comparison, options)
-    criterion = compared.rank_by if criterion is None else criterion
+    scores = _scores_of(comparison)
+    criterion = comparison.rank_by if criterion is None else criterion
     if criterion not in CRITERIA:
         raise UnknownNameError("criterion", criterion, CRITERIA)
     axes = panels_for(ax, 1, 1.2 + 0.4 * len(scores))[0]
     scored = scored_in(criterion, scores)
-    given = f", given {compared.m} of {len(compared.targets)}" if criterion == "clml" else ""
+    given = f", given {comparison.m} of {len(comparison.targets)}" if criterion == "clml" else ""
     axes.set_title(f"{_LABELS[criterion]}{given}")
     axes.set_yticks(range(len(scores)), list(scores))
     axes.set_ylim(len(scores) - 0.5, -0.5)
@@ -103,16 +99,15 @@ def plot_compare(
     first = scores[scored[0]]
     differences = {name: scores[name].difference(first, criterion) for name in scored}
     best = max(difference.value for difference in differences.values())
-    errors = compared.table.get(f"{criterion}_se")  # the LML has none
+    errors = comparison.table.get(f"{criterion}_se")  # the LML has none
     for row, name in enumerate(scores):
         if name not in scored:
             continue
         value, paired = differences[name].value, differences[name].standard_error
         colour = style_of(row)["color"]
-        axes.errorbar(
-            value, row, xerr=None if errors is None else errors[name], fmt="o", color=colour,
-            capsize=3, markerfacecolor=colour if value == best else "none",
-        )  # fmt: skip
+        error = None if errors is None else errors[name]
+        dot = {"fmt": "o", "color": colour, "markerfacecolor": colour if value == best else "none"}
+        axes.errorbar(value, row, xerr=error, capsize=3, **dot)
         # The paired error is small where models fail at the same points, as they mostly do.
         if name != scored[0] and not math.isnan(paired):
             triangle = {"fmt": "^", "color": "gray", "markersize": 4, "capsize": 2}
@@ -126,12 +121,7 @@ def plot_compare(
     return axes
 
 
-def plot_learning_curves(
-    comparison: Comparison | Mapping[str, ExactGP],
-    *,
-    ax: AxesGiven = None,
-    **options: Any,
-) -> NDArray[np.object_]:
+def plot_learning_curves(comparison: Comparison, *, ax: AxesGiven = None) -> NDArray[np.object_]:
     r"""Plots learning curves: log densities of the next point, and their sums, in two panels.
 
     The upper panel shows :math:`\log p(y_i \mid y_{<i})` against i, the mean over orderings and
@@ -142,14 +132,13 @@ def plot_learning_curves(
     logarithmic beyond 10 nats. Models whose curves could not be computed are left out.
 
     Args:
-        comparison: As for :func:`plot_compare`, as are options and errors.
+        comparison: As for :func:`plot_compare`, as are errors.
         ax: Two axes to draw in; None for those of a new figure of pyplot.
-        **options: Options of :func:`score_models`, if models are given.
 
     Returns:
         The two axes.
     """
-    compared, scores = _compared(comparison, options)
+    scores = _scores_of(comparison)
     panels = panels_for(ax, 2, 5.6, sharex=True)
     above, below = panels
     curves = {
@@ -160,7 +149,7 @@ def plot_learning_curves(
     if not curves:
         _say_nothing_drawn(above, "learning curves")
         return panels
-    count = len(compared.targets)
+    count = len(comparison.targets)
     # Late terms are many and noisy: windows that widen with n average most where curves are flat.
     edges = np.unique(np.geomspace(1, count + 1, _WINDOWS + 1).round().astype(np.int64))
     middles = np.sqrt(edges[:-1] * np.maximum(edges[1:] - 1, 1))
@@ -190,9 +179,9 @@ def plot_learning_curves(
     for panel in panels:
         panel.set_xscale("log")
         panel.xaxis.set_major_formatter("{x:g}")
-        panel.axvline(max(compared.m, 1), linestyle=":", **GUIDE | {"linewidth": 1})
+        panel.axvline(max(comparison.m, 1), linestyle=":", **GUIDE | {"linewidth": 1})
     above.text(
-        max(compared.m, 1), 0.03, f"m = {compared.m} ", transform=above.get_xaxis_transform(),
+        max(comparison.m, 1), 0.03, f"m = {comparison.m} ", transform=above.get_xaxis_transform(),
         ha="right", fontsize=9, color="gray",
     )  # fmt: skip
     _legend_below(below, above)
@@ -209,12 +198,7 @@ def _line(axes: Axes, x: NDArray, values: NDArray, style: dict[str, Any], name: 
     return mean
 
 
-def plot_calibration(
-    comparison: Comparison | Mapping[str, ExactGP],
-    *,
-    ax: AxesGiven = None,
-    **options: Any,
-) -> NDArray[np.object_]:
+def plot_calibration(comparison: Comparison, *, ax: AxesGiven = None) -> NDArray[np.object_]:
     r"""Plots calibration: probability integral transforms and coverage of intervals, in two panels.
 
     Predictions are from all other points; models without LOO are left out. The upper panel is a
@@ -225,19 +209,18 @@ def plot_calibration(
     points, which is an approximation.
 
     Args:
-        comparison: As for :func:`plot_compare`, as are options and errors.
+        comparison: As for :func:`plot_compare`, as are errors.
         ax: Two axes to draw in; None for those of a new figure of pyplot.
-        **options: Options of :func:`score_models`, if models are given.
 
     Returns:
         The two axes.
     """
     from scipy.stats import binom
 
-    compared, scores = _compared(comparison, options)
+    scores = _scores_of(comparison)
     panels = panels_for(ax, 2, 5.6)
     above, below = panels
-    count = len(compared.targets)
+    count = len(comparison.targets)
     nominal = np.linspace(0, 1, 101)
     # Counts in a bin, and within an interval, are binomial if points are independent.
     low, high = (float(binom.ppf(q, count, 1 / _BINS)) * _BINS / count for q in _TAILS)
@@ -248,7 +231,7 @@ def plot_calibration(
     for row, (name, model) in enumerate(scores.items()):
         if name not in scored:
             continue
-        errors = (compared.targets - model.loo_mean) / model.loo_variance.sqrt()
+        errors = (comparison.targets - model.loo_mean) / model.loo_variance.sqrt()
         # The probability integral transform, uniform if predictions are calibrated.
         shares = torch.special.ndtr(errors).numpy()
         heights, edges = np.histogram(shares, bins=_BINS, range=(0, 1), density=True)
@@ -269,12 +252,7 @@ def plot_calibration(
     return panels
 
 
-def plot_fit(
-    comparison: Comparison | Mapping[str, ExactGP],
-    *,
-    ax: AxesGiven = None,
-    **options: Any,
-) -> NDArray[np.object_]:
+def plot_fit(comparison: Comparison, *, ax: AxesGiven = None) -> NDArray[np.object_]:
     """Plots the predictions of each model and the targets, a panel for each model.
 
     With one input it shows mean and two standard deviations of observations over the input, given
@@ -282,16 +260,15 @@ def plot_fit(
     standard deviations. The panel of a model without LOO says so.
 
     Args:
-        comparison: As for :func:`plot_compare`, as are options and errors.
+        comparison: As for :func:`plot_compare`, as are errors.
         ax: Axes to draw in, one for each model in the order of the ranking; None for those of a
             new figure of pyplot.
-        **options: Options of :func:`score_models`, if models are given.
 
     Returns:
         The axes, one for each model.
     """
-    compared, scores = _compared(comparison, options)
-    inputs = {name: _single_input(model) for name, model in compared.models.items()}
+    scores = _scores_of(comparison)
+    inputs = {name: _single_input(model) for name, model in comparison.models.items()}
     count = len(inputs)
     is_function = all(x is not None for x in inputs.values())
     columns = 1 if is_function else min(count, 2)
@@ -300,7 +277,7 @@ def plot_fit(
     from matplotlib import rcParams
 
     ink = rcParams["text.color"]  # black on white, white on black
-    targets, scored = compared.targets.numpy(), scored_in("loo", scores)
+    targets, scored = comparison.targets.numpy(), scored_in("loo", scores)
     for row, (name, panel) in enumerate(zip(inputs, panels, strict=True)):
         model, style = scores[name], style_of(row)
         panel.set_title(name)
@@ -308,11 +285,11 @@ def plot_fit(
             _say_nothing_drawn(panel, "predictions")
         elif is_function:
             x = cast(Tensor, inputs[name])
-            at, mean, deviation = _function(compared, name, x)
+            at, mean, deviation = _function(comparison, name, x)
             low, high = mean - _DEVIATIONS * deviation, mean + _DEVIATIONS * deviation
             panel.fill_between(at, low, high, alpha=0.2, lw=0, color=style["color"])
             panel.plot(at, mean, **style)
-            points = x.squeeze(-1).cpu()[compared.rows].numpy()
+            points = x.squeeze(-1).cpu()[comparison.rows].numpy()
             panel.plot(points, targets, ".", color=ink, markersize=4, alpha=0.7)
         else:
             mean, deviation = model.loo_mean.numpy(), model.loo_variance.sqrt().numpy()
@@ -345,35 +322,26 @@ def _single_input(model: ExactGP) -> Tensor | None:
 
 
 @torch.no_grad()
-def _function(compared: Comparison, name: str, x: Tensor) -> tuple[NDArray, NDArray, NDArray]:
+def _function(comparison: Comparison, name: str, x: Tensor) -> tuple[NDArray, NDArray, NDArray]:
     """A grid along one input, and means and deviations of new observations there."""
-    model, margin = compared.models[name], _MARGIN * float(x.max() - x.min())
+    model, margin = comparison.models[name], _MARGIN * float(x.max() - x.min())
     grid = torch.linspace(float(x.min()) - margin, float(x.max()) + margin, _GRID).to(x)
     noise = None
     if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):  # of new points unknown
         noise = cast(Any, model.likelihood.noise_covar).noise.mean().expand(_GRID)
     normal = marginal_predictive(model, grid.unsqueeze(-1), noise)
-    scale, shift = units_of_targets(model, compared.units)
+    scale, shift = units_of_targets(model, comparison.units)
     mean = scale.cpu() * normal.mean.cpu().double() + shift.cpu()
     return grid.cpu().numpy(), mean.numpy(), (scale * normal.stddev.double()).cpu().numpy()
 
 
-def _compared(comparison: object, options: Mapping[str, Any]) -> tuple[Comparison, Any]:
-    """The comparison itself, or that of models, which are scored; and the scores in it."""
-    if isinstance(comparison, Comparison):
-        if options:
-            suggestion = "Give them to score_models."
-            raise ArgumentError(
-                "options", ", ".join(options), "none beside a comparison", suggestion
-            )
-    elif isinstance(comparison, Mapping):
-        comparison = score_models(comparison, **options)
-    else:
+def _scores_of(comparison: Comparison) -> Scores:
+    if not isinstance(comparison, Comparison):
         raise UnsupportedError(
-            "comparison", type(comparison).__name__, "what score_models gives, or models by name",
-            "The table of compare is not enough for a plot: use score_models.",
+            "comparison", type(comparison).__name__, "what score_models gives",
+            "Models, or the table of compare, are not enough for a plot: use score_models.",
         )  # fmt: skip
-    return comparison, comparison.scores
+    return comparison.scores
 
 
 def panels_for(

@@ -143,8 +143,7 @@ def learning_curve(
         raise ArgumentError(
             "model", f"{data.num_tasks} targets for each row", "one", "Use a long-format model."
         )
-    generator = seeded(seed)
-    orders = as_orders(orderings, data.num_rows, generator)
+    orders = as_orders(orderings, data.num_rows, seeded(seed))
     offset = term_offset(model, data, units)
     if data.missing is not None:
         offset = offset.masked_fill(data.missing, float("nan"))
@@ -157,11 +156,7 @@ def leave_one_out(model: ExactGP, *, units: Units = "original") -> Tensor:
     """The log density of each training point given all others, in nats.
 
     Noise is included (Rasmussen and Williams 2006, Eqs. 5.10-5.12). A point of a multitask
-    model is a row with all its tasks.
-
-    Args:
-        model: An exact GP with training data.
-        units: Units of the targets; see the module.
+    model is a row with all its tasks. Arguments are those of :func:`log_marginal_likelihood`.
 
     Returns:
         One value for each row with a target, in data order, ``(*batch, n)``.
@@ -236,22 +231,12 @@ def marginal_log_predictive(
 ) -> Tensor:
     """The log density of each new point given the training data alone, in nats.
 
-    The negative mean of these is the usual test NLL.
-
-    Args:
-        model: An exact GP with training data and one target for each row.
-        x: New inputs as the model takes them, ``(*batch, t, d)``, or ``(t,)`` for one column.
-        y: Their targets in original units, ``(*batch, t)``.
-        noise: As for :func:`joint_log_predictive`.
-        units: Units of the targets in the result; see the module.
+    The negative mean of these is the usual test NLL. Arguments and errors are those of
+    :func:`joint_log_predictive`, for a model of one target for each row; a NonFiniteError says that
+    x or ``y`` is not finite.
 
     Returns:
         One value for each new point, ``(*batch, t)``.
-
-    Raises:
-        ShapeError: If ``y`` does not fit ``x``.
-        NonFiniteError: If x or ``y`` is not finite.
-        ArgumentError: As for :func:`joint_log_predictive`.
 
     Note:
         About n³/3 + 3 n² t floating-point operations and no t x t matrix.

@@ -10,7 +10,8 @@ on the data, and Q the Gibbs posterior, in proportion to P exp(-n r).
 
 All rest on one inequality. If E_D exp(n φ(r(h), R(h))) <= c for every h, then with probability
 at least 1 - δ, for all Q at once, E_Q φ <= (KL(Q || P) + log(c / δ)) / n, by Markov's inequality
-under the prior P and the change of measure to Q. P and φ must not depend on those n points.
+under the prior P and the change of measure to Q. P and φ must not depend on those n points. Where
+the points choose among k models that were fixed without them, give δ / k to the bound of each.
 
 Risk, KL and evidence are numbers or tensors, in which a bound is differentiable.
 """
@@ -59,16 +60,15 @@ def mcallester_bound(
     *,
     delta: float = 0.05,
     loss_range: tuple[float, float] = (0.0, 1.0),
-    num_models: int = 1,
 ) -> RiskBound:
     r"""McAllester's bound: the empirical risk plus the root of KL over n, for any posterior.
 
     .. math:: E_Q R \le E_Q r
-       + (b - a) \sqrt{\frac{\operatorname{KL}(Q \| P) + \log(k n / \delta) + 2}{2 n - 1}}
+       + (b - a) \sqrt{\frac{\operatorname{KL}(Q \| P) + \log(n / \delta) + 2}{2 n - 1}}
 
-    McAllester (1999, Theorem 1); Lotfi et al. (2022, Eq. 15), there of losses in [0, 1] and k = 1.
-    It is slightly loose: by Hoeffding's inequality the excess d of risk over empirical risk, zero
-    where it is negative, has E_D exp((2 n - 1) d²) <= 2 n, so that log 2 would do for the 2.
+    McAllester (1999, Theorem 1); Lotfi et al. (2022, Eq. 15), there of losses in [0, 1]. It is
+    slightly loose: by Hoeffding's inequality the excess d of risk over empirical risk, zero where
+    it is negative, has E_D exp((2 n - 1) d²) <= 2 n, so that log 2 would do for the 2.
 
     Args:
         empirical_risk: Mean loss on the data of models drawn from Q, ``(*batch,)``.
@@ -76,8 +76,6 @@ def mcallester_bound(
         num_data: Number n of points.
         delta: Probability δ that the bound fails.
         loss_range: Least and largest loss (a, b).
-        num_models: Number k of models, fixed without the data, among which the data choose; each
-            has δ / k.
 
     Returns:
         The bound, in units of the loss.
@@ -93,11 +91,11 @@ def mcallester_bound(
         loss within the range does not prove that every loss is.
     """
     prior = "prior chosen without the data; any posterior"
-    assumptions = _assumptions(num_data, delta, loss_range, num_models, prior)
+    assumptions = _assumptions(num_data, delta, loss_range, prior)
     risk, kl = _finite_tensors(empirical_risk=empirical_risk, kl=kl)
     _check_within("empirical_risk", risk, loss_range, "Give the range of this loss.")
     _check_within("kl", kl, (0.0, math.inf), "It is KL(posterior || prior).")
-    cost = math.log(num_models * num_data / delta) + 2
+    cost = math.log(num_data / delta) + 2
     width = ((kl + risk.new_tensor(cost)) / (2 * num_data - 1)).sqrt()
     value = risk + (loss_range[1] - loss_range[0]) * width
     return RiskBound(value, "units of the loss", loss_range, assumptions)
@@ -111,22 +109,21 @@ def evidence_bound(
     m: int = 0,
     loss_range: tuple[float, float],
     delta: float = 0.05,
-    num_models: int = 1,
 ) -> RiskBound:
     r"""Bound of the posterior's negative log-likelihood on new points by the LML or the CLML.
 
     .. math:: E_Q R \le a + \frac{b - a}{1 - e^{a - b}}
-       \left[1 - e^a (p(D_{>m} \mid D_{\le m}) \delta / k)^{1 / (n - m)}\right]
+       \left[1 - e^a (p(D_{>m} \mid D_{\le m}) \delta)^{1 / (n - m)}\right]
 
-    Germain et al. (2016, Corollary 4); Lotfi et al. (2022, Eq. 17 for m = 0, Eq. 18), there for
-    k = 1. A loss l in [a, b] has, by convexity, :math:`E e^{a - l} \le 1 - (R - a) (1 - e^{a - b})
-    / (b - a)`; the n-th power bounds :math:`E_D e^{n (a - r)}`, minus whose logarithm is convex in
-    R (Catoni 2007), and for the exact posterior n E_Q r + KL(Q || P) = -log Z. Of two models of the
-    same data and range, the one of larger evidence has the smaller bound.
+    Germain et al. (2016, Corollary 4); Lotfi et al. (2022, Eq. 17 for m = 0, Eq. 18). A loss l in
+    [a, b] has, by convexity, :math:`E e^{a - l} \le 1 - (R - a) (1 - e^{a - b}) / (b - a)`; the
+    n-th power bounds :math:`E_D e^{n (a - r)}`, minus whose logarithm is convex in R (Catoni 2007),
+    and for the exact posterior n E_Q r + KL(Q || P) = -log Z. Of two models of the same data and
+    range, the one of larger evidence has the smaller bound.
 
     With m > 0 it is the bound of the last n - m points, the prior of which is the posterior given
     the first m; Q is the posterior given all n. The KL divergence due to the first m points does
-    not enter, but log(k / δ) is divided by n - m only. As the number of points grows the bound does
+    not enter, but log(1 / δ) is divided by n - m only. As the number of points grows the bound does
     not tend to the risk: for small losses it exceeds it by the factor (b - a) / (1 - e^(a - b)).
 
     Args:
@@ -137,8 +134,6 @@ def evidence_bound(
         m: Number of points conditioned on, 0 to n - 1.
         loss_range: Least and largest negative log-likelihood (a, b) of a point, in nats.
         delta: Probability δ that the bound fails.
-        num_models: Number k of models, fixed without the data, among which the data choose; each
-            has δ / k. With one ordering, the first m points may have taken part in fixing them.
 
     Returns:
         The bound, in nats a point: of the mean over draws from Q of their risk, which the risk of
@@ -156,9 +151,7 @@ def evidence_bound(
     prior = "prior chosen without the data"
     if m:
         prior = f"prior chosen with {m} other points, to which those counted are added"
-    assumptions = _assumptions(
-        num_data, delta, loss_range, num_models, f"{prior}; the exact posterior"
-    )
+    assumptions = _assumptions(num_data, delta, loss_range, f"{prior}; the exact posterior")
     if not 0 <= m < num_data:
         suggestion = "m counts the points conditioned on; some must be left."
         raise ArgumentError("m", m, f"an integer from 0 to {num_data - 1}", suggestion)
@@ -166,17 +159,15 @@ def evidence_bound(
     n, (lower, upper) = num_data - m, loss_range
     suggestion = "Give that of all points counted, in nats, with losses within loss_range."
     _check_within("log_evidence", evidence, (-n * upper, -n * lower), suggestion)
-    excess = (evidence.new_tensor(math.log(num_models / delta)) - evidence) / n - lower
+    excess = (-math.log(delta) - evidence) / n - lower
     # expm1 keeps digits where the range is narrow or the excess small.
     value = lower - (upper - lower) / -math.expm1(lower - upper) * torch.expm1(-excess)
     return RiskBound(value, "nats a point", loss_range, assumptions)
 
 
-def _assumptions(
-    num_data: int, delta: float, loss_range: tuple[float, float], num_models: int, prior: str
-) -> str:
+def _assumptions(num_data: int, delta: float, loss_range: tuple[float, float], prior: str) -> str:
     """Checks the arguments that all bounds share, and says what the bound assumes."""
-    check_counts(num_data=num_data, num_models=num_models)
+    check_counts(num_data=num_data)
     if not 0 < delta < 1:
         suggestion = "It is the probability that the bound fails, such as 0.05."
         raise ArgumentError("delta", delta, "between 0 and 1, both excluded", suggestion)
@@ -184,9 +175,8 @@ def _assumptions(
     if not -math.inf < lower < upper < math.inf:
         suggestion = "The loss must be bounded: clip it, and its evidence with it."
         raise ArgumentError("loss_range", (lower, upper), "finite (a, b) with a < b", suggestion)
-    points = f"independent points of one distribution; every loss in [{lower:g}, {upper:g}]"
-    models = f"; one of {num_models} models fixed as early as their priors"
-    return f"{points}; {prior}{models if num_models > 1 else ''}"
+    points = "independent points of one distribution"
+    return f"{points}; every loss in [{lower:g}, {upper:g}]; {prior}"
 
 
 def _finite_tensors(**values: Tensor | float) -> list[Tensor]:

@@ -302,19 +302,16 @@ def linearized_outputs(network: torch.nn.Module, weights: Weights, x: Points) ->
 
     def outputs(points: Tensor) -> Tensor:
         with torch.set_grad_enabled(points.requires_grad):
-            return linear_at(points)
-
-    def linear_at(points: Tensor) -> Tensor:
-        center = call_with(network, fresh_parameters(network), points)
-        if is_frozen or count <= center.shape[-1]:
-            try:
-                return center + _changes_by_draw(network, away, points)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError:  # a layer whose gradients have no derivative
-                if is_frozen:
+            center = call_with(network, fresh_parameters(network), points)
+            if is_frozen or count <= center.shape[-1]:
+                try:
+                    return center + _changes_by_draw(network, away, points)
+                except torch.OutOfMemoryError:
                     raise
-        return center + _changes_by_output(network, away, points)
+                except RuntimeError:  # a layer whose gradients have no derivative
+                    if is_frozen:
+                        raise
+            return center + _changes_by_output(network, away, points)
 
     return _over_points(outputs, network, x)
 
@@ -381,13 +378,12 @@ def _check_weights(network: torch.nn.Module, weights: Weights) -> None:
     """Refuses draws of other names or shapes than the network's parameters, and train mode."""
     check_mode(network)
     shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    every = f"draws of {', '.join(shapes)}"
     if not weights:
-        raise ShapeError("weights", "no parameter", f"draws of {', '.join(shapes)}")
+        raise ShapeError("weights", "no parameter", every)
     for name, value in weights.items():
         if tuple(value.shape[1:]) != shapes.get(name):
-            expected = f"draws of {', '.join(shapes)}"
-            if name in shapes:
-                expected = f"(S, {', '.join(map(str, shapes[name]))})"
+            expected = f"(S, {', '.join(map(str, shapes[name]))})" if name in shapes else every
             raise ShapeError("weights", f"{name} of shape {tuple(value.shape)}", expected)
     counts = {name: len(value) for name, value in weights.items()}
     if len(set(counts.values())) > 1:

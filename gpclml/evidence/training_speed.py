@@ -9,9 +9,7 @@ function at the next point alone, so that nothing but its mean and variance is n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from gpytorch.models import ExactGP
@@ -240,9 +238,8 @@ class SumOfTrainingLosses:
     """
 
     def __init__(self) -> None:
-        self._losses: list[Tensor | float] = []
-        self._points: list[int] = []
-        self._ends = [0]  # of epochs, as numbers of batches
+        # Loss and number of points of each batch; the last epoch has not ended.
+        self._epochs: list[list[tuple[Tensor | float, int]]] = [[]]
 
     def update(self, loss: Tensor | float, num_points: int) -> None:
         """Adds the loss of one batch, computed before the step that trains on it.
@@ -262,8 +259,7 @@ class SumOfTrainingLosses:
                 raise ShapeError("loss", tuple(loss.shape), expected, "Take loss.mean().")
             # A copy: a loop may write its next loss into the same memory.
             loss = loss.detach().clone()
-        self._losses.append(loss)
-        self._points.append(num_points)
+        self._epochs[-1].append((loss, num_points))
 
     def end_epoch(self) -> None:
         """Ends an epoch and reads its losses.
@@ -272,11 +268,11 @@ class SumOfTrainingLosses:
             ArgumentError: If there was no batch since the last epoch.
             NonFiniteError: If one of its losses is not finite.
         """
-        if len(self._losses) == self._ends[-1]:
+        if not self._epochs[-1]:
             suggestion = "Call update() at each batch first."
             raise ArgumentError("epoch", "no batches", "at least one", suggestion)
         self._read()
-        self._ends.append(len(self._losses))
+        self._epochs.append([])
 
     def sum(self) -> float:
         r"""The sum over all iterations of the batch losses (Lyle et al. 2020, Section 4.2).
@@ -286,7 +282,7 @@ class SumOfTrainingLosses:
         Raises:
             NonFiniteError: If one of them is not finite.
         """
-        return sum(self._read())
+        return sum(loss for epoch in self._read() for loss, _ in epoch)
 
     def total(self) -> float:
         r"""The sum over all points seen of their losses, :math:`\sum_t b_t \ell_t`.
@@ -296,7 +292,7 @@ class SumOfTrainingLosses:
         Raises:
             NonFiniteError: If a loss is not finite.
         """
-        return _total(self._read(), self._points)
+        return sum(loss * points for epoch in self._read() for loss, points in epoch)
 
     def epoch_means(self) -> list[float]:
         """The mean loss a point of each ended epoch.
@@ -304,22 +300,21 @@ class SumOfTrainingLosses:
         Ru et al. (2021) add up those of the last epochs, since the initial weights decide the
         first ones: ``sum(speed.epoch_means()[-E:])``.
         """
-        losses, points = self._read(), self._points
-        epochs = [slice(*ends) for ends in pairwise(self._ends)]
-        return [_total(losses[epoch], points[epoch]) / sum(points[epoch]) for epoch in epochs]
+        return [
+            sum(loss * points for loss, points in epoch) / sum(points for _, points in epoch)
+            for epoch in self._read()[:-1]
+        ]
 
-    def _read(self) -> list[float]:
-        """The losses as numbers, each of which is read from its device once."""
-        losses = [float(loss) for loss in self._losses]
-        for step, loss in enumerate(losses):
-            if not math.isfinite(loss):
-                epoch = sum(end <= step for end in self._ends)
-                got = f"{loss} at step {step + 1} (epoch {epoch})"
-                suggestion = "Lower the learning rate, or look for NaN in the data."
-                raise NonFiniteError("loss", got, "a finite number", suggestion)
-        self._losses[:] = losses
-        return losses
-
-
-def _total(losses: Sequence[float], points: Sequence[int]) -> float:
-    return sum(loss * count for loss, count in zip(losses, points, strict=True))
+    def _read(self) -> list[list[tuple[float, int]]]:
+        """Losses as numbers, each of which is read from its device once, and points, by epoch."""
+        epochs, step = [], 0
+        for number, epoch in enumerate(self._epochs, start=1):
+            epochs.append([(float(loss), points) for loss, points in epoch])
+            for loss, _ in epochs[-1]:
+                step += 1
+                if not math.isfinite(loss):
+                    got = f"{loss} at step {step} (epoch {number})"
+                    suggestion = "Lower the learning rate, or look for NaN in the data."
+                    raise NonFiniteError("loss", got, "a finite number", suggestion)
+            epoch[:] = epochs[-1]
+        return epochs

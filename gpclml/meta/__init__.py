@@ -8,14 +8,8 @@ from gpclml.meta.evaluation import (
     evaluate_tasks,
     fit_task_temperature,
 )
-from gpclml.meta.tasks import (
-    DatasetTasks,
-    Episodes,
-    ImageTasks,
-    PeriodicTasks,
-    Tasks,
-)
-from gpclml.meta.training import TasksFitResult, load_model, train_on_tasks
+from gpclml.meta.tasks import DatasetTasks, Episodes, ImageTasks, PeriodicTasks, Tasks
+from gpclml.meta.training import TasksFitResult, train_on_tasks
 
 __all__ = [
     "KERNELS",
@@ -32,6 +26,5 @@ __all__ = [
     "class_probabilities",
     "evaluate_tasks",
     "fit_task_temperature",
-    "load_model",
     "train_on_tasks",
 ]

@@ -119,38 +119,26 @@ class DeepKernelTransfer(ExactGP):
         likelihood = GaussianLikelihood()
         likelihood.initialize(noise=_FIRST_NOISE)
         super().__init__(None, None, likelihood)
-        kernel = kernel.replace("-", "_") if isinstance(kernel, str) else kernel
-        if isinstance(kernel, str) and kernel not in KERNELS:
-            raise UnknownNameError("kernel", kernel, KERNELS)
-        named = None if isinstance(kernel, Kernel) else kernel
+        name = kernel.replace("-", "_") if isinstance(kernel, str) else None
+        if name is not None and name not in KERNELS:
+            raise UnknownNameError("kernel", name, KERNELS)
         standardize = "task" if standardize == "task" else bool(standardize)
-        self._config = {
-            "kernel": named, "num_features": int(num_features), "standardize": standardize
-        }  # fmt: skip
+        options = {"num_features": int(num_features), "standardize": standardize}
+        self._config = {"kernel": name, **options}
         self.backbone = backbone
         self.normalization: torch.nn.Module = torch.nn.Identity()
-        if kernel == _BATCH_NORM:
+        if name == _BATCH_NORM:
             # Cosines of centred features vary about zero: no part of the kernel would stand for
             # the mean of one-vs-rest targets. With a shift of one they vary about a half.
             self.normalization = torch.nn.BatchNorm1d(num_features)
             torch.nn.init.ones_(self.normalization.bias)
-        self.num_features: int | None = (
-            num_features if kernel in (_BATCH_NORM, "spectral_mixture") else None
-        )
+        is_fixed = name in (_BATCH_NORM, "spectral_mixture")
+        self.num_features: int | None = num_features if is_fixed else None
         self.targets: TargetScale = TargetScale(_TASKS if standardize else 0, standardize == "task")
         self.mean_module: ConstantMean = ConstantMean()
         self.covar_module: Kernel = (
-            kernel if isinstance(kernel, Kernel) else _MAKERS[kernel](num_features)
+            kernel if isinstance(kernel, Kernel) else _MAKERS[str(name)](num_features)
         )
-
-    def network_parameters(self) -> list[torch.nn.Parameter]:
-        """Parameters of the backbone and of the normalization of its features.
-
-        The other parameters, of kernel, mean and noise, are hyperparameters of the GP on
-        features, which are trained with a lower rate.
-        """
-        layers = torch.nn.ModuleList([self.backbone, self.normalization])
-        return list(layers.parameters())
 
     def features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Features of the points of all tasks, ``(tasks, n, *event)``, by one pass of the backbone.

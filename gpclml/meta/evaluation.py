@@ -17,8 +17,8 @@ from gpclml.evaluation.calibration import expected_calibration_error, fit_temper
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
 from gpclml.meta.tasks import NO_CLASS, Episodes, Tasks
 
-_TASKS_AT_ONCE = {"cpu": 20, "other": 40}  # on a GPU a call costs more than its arithmetic
-# Numbers in the inputs that a CPU evaluates at once. Arrays of Conv4 have 16 times as many.
+_TASKS_AT_ONCE = 40
+# Numbers in the inputs that are evaluated at once. Arrays of Conv4 have 16 times as many.
 _INPUTS_AT_ONCE = 2**21
 _PER_DEVIATION = 4  # points of a sum in the smallest standard deviation
 _REACH = 6.0  # standard deviations below the least mean, and above the largest, of these points
@@ -152,10 +152,7 @@ def _mean(values: Tensor, known: Tensor) -> Tensor:
 def batches(tasks: Tasks, count: int, like: Tensor) -> Iterator[Episodes]:
     """The first tasks of a source, as many at once as is fast, in type and place of a tensor."""
     count = min(count, len(tasks)) if isinstance(tasks, Sized) else count
-    size = _TASKS_AT_ONCE["other"]
-    if like.device.type == "cpu":
-        numbers = tasks.draw([0]).inputs().numel()
-        size = min(_TASKS_AT_ONCE["cpu"], max(1, _INPUTS_AT_ONCE // numbers))
+    size = min(_TASKS_AT_ONCE, max(1, _INPUTS_AT_ONCE // tasks.draw([0]).inputs().numel()))
     for first in range(0, count, size):
         yield tasks.draw(range(first, min(first + size, count))).to(like)
 

@@ -140,12 +140,9 @@ class Episodes:
         inputs = "support_x", "query_x", "query_y"
         kinds = {(p.ways, *(tuple(getattr(p, name).shape[1:]) for name in inputs)) for p in batches}
         if len(kinds) != 1:
-            kinds_told = f"(ways, {', '.join(inputs)}) {sorted(map(str, kinds))}"
+            told = f"(ways, {', '.join(inputs)}) {sorted(map(str, kinds))}"
+            got, expected = f"{len(kinds)} kinds of batches: {told}", "one or more of one kind"
             fix = "Episodes.pad joins tasks of different numbers of points."
-            got, expected = (
-                f"{len(kinds)} kinds of batches: {kinds_told}",
-                "one or more of one kind",
-            )
             raise ShapeError("batches", got, expected, fix)
 
         def joined(name: str) -> Any:
@@ -157,9 +154,7 @@ class Episodes:
 
     @staticmethod
     @checked
-    def pad(
-        batches: Sequence[Episodes], support: int | None = None, queries: int | None = None
-    ) -> Episodes:
+    def pad(batches: Sequence[Episodes], support: int | None = None) -> Episodes:
         """Joins batches of tasks of any numbers of points, filled up with padding.
 
         Objectives and predictions of a task are those that it has alone. Padding has inputs of
@@ -170,7 +165,6 @@ class Episodes:
             support: Number of support points with padding; that of the largest task if None. An
                 objective that conditions on them, ``LastPoints(m=support)``, needs one number for
                 all batches.
-            queries: Number of query points with padding; that of the largest task if None.
 
         Raises:
             ArgumentError: A task has more points.
@@ -189,10 +183,7 @@ class Episodes:
         s = max((episodes.support_x.shape[1] for episodes in batches), default=0)
         q = max((episodes.query_x.shape[1] for episodes in batches), default=0)
         check_counts(s, "The largest task has as many.", support=support)
-        check_counts(q, "The largest task has as many.", queries=queries)
-        return Episodes.stack(
-            [episodes._filled(support or s, queries or q) for episodes in batches]
-        )
+        return Episodes.stack([episodes._filled(support or s, q) for episodes in batches])
 
     def _filled(self, support: int, queries: int) -> Episodes:
         """The same tasks with padding up to these numbers of points."""
@@ -470,7 +461,6 @@ class PeriodicTasks(NumberedTasks):
         support: Number of support points.
         queries: Number of query points.
         out_of_range: Whether query points extend beyond the range of support points.
-        noise: Standard deviation of the noise.
         seed: Seed of all tasks.
 
     Raises:
@@ -481,13 +471,10 @@ class PeriodicTasks(NumberedTasks):
     queries: int = 50
     _: KW_ONLY
     out_of_range: bool = False
-    noise: float = 0.1
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_counts(support=self.support, queries=self.queries)
-        if not 0 <= self.noise < math.inf:
-            raise ArgumentError("noise", self.noise, "a number, 0 or above")
 
     def _task(self, index: int) -> Episodes:
         generator = task_generator(self.seed, index)
@@ -497,7 +484,7 @@ class PeriodicTasks(NumberedTasks):
         # The range changes no draw: support points are those of tasks within it.
         last = 10.0 if self.out_of_range else 5.0
         x = torch.cat([support, torch.linspace(-5.0, last, self.queries)])
-        noise = self.noise * torch.randn(len(x), generator=generator)
+        noise = 0.1 * torch.randn(len(x), generator=generator)
         y = amplitude * torch.sin(x + phase) + noise
         return regression_episode(x.unsqueeze(-1), y, self.support)
 

@@ -13,8 +13,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gpclml._utils.arguments import check_counts, checked
-from gpclml._utils.files import read_checkpoint
-from gpclml._utils.resuming import check_state, digest, module_classes
+from gpclml._utils.resuming import digest, module_classes
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
 from gpclml.fit import FitResult
 from gpclml.fit.train import OptimizerFactory, Training, optimizer_factory, set_gradients
@@ -135,7 +134,12 @@ def train_on_tasks(
     factory = optimizer_factory(optimizer)
     if factory is None or optimizer is torch.optim.LBFGS:
         raise UnsupportedError("optimizer", "L-BFGS", "an optimizer of single steps", "Use 'adam'.")
-    stepper = factory(parameter_groups(model, mll, lr, 0.1 * lr), lr=lr)
+    # By identity: an objective may have parameters beside those of its model.
+    network = [*model.backbone.parameters(), *model.normalization.parameters()]
+    inside = {id(parameter) for parameter in network}
+    others = [parameter for parameter in mll.parameters() if id(parameter) not in inside]
+    groups = [{"params": network, "lr": lr}, {"params": others, "lr": 0.1 * lr}]
+    stepper = factory(groups, lr=lr)
     schedule = None if scheduler is None else scheduler(stepper)
     kinds = type(None) if scheduler is None else LRScheduler
     if isinstance(schedule, ReduceLROnPlateau) or not isinstance(schedule, kinds):
@@ -193,38 +197,6 @@ def train_on_tasks(
         history=training.history, seconds=training.seconds, validated=training.looks,
         scores=training.scores, best=training.best,
     )  # fmt: skip
-
-
-@checked
-def load_model(model: DeepKernelTransfer, path: str | Path) -> DeepKernelTransfer:
-    """Loads the best parameters of a checkpoint into a model.
-
-    Args:
-        model: A model of the architecture that was trained; changed in place, left in eval mode.
-        path: A checkpoint of :func:`train_on_tasks`, or a file of ``DeepKernelTransfer.save``.
-
-    Returns:
-        The same model.
-
-    Raises:
-        DataError: There is no such file, it is damaged, or of another architecture.
-    """
-    device = next(model.parameters()).device
-    content = read_checkpoint(path, CHECKPOINT, device, {"best_state": dict})
-    check_state(path, model, content["best_state"])
-    model.load_state_dict(content["best_state"])
-    return model.eval()
-
-
-def parameter_groups(
-    model: DeepKernelTransfer, mll: MarginalLogLikelihood, lr: float, gp_rate: float
-) -> list[dict[str, Any]]:
-    """Groups of learning rates: the network, and kernel, mean and noise."""
-    # By identity: an objective may have parameters beside those of its model.
-    network = model.network_parameters()
-    inside = {id(parameter) for parameter in network}
-    others = [parameter for parameter in mll.parameters() if id(parameter) not in inside]
-    return [{"params": network, "lr": lr}, {"params": others, "lr": gp_rate}]
 
 
 def _first_task(tasks: Tasks) -> str:

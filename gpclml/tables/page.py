@@ -146,7 +146,6 @@ def score_table(
 
 _MARKS = {
     "fit-failed": "fit failed",
-    "below-contained": "fit failed",
     "predicts-mean": "predicts the mean",
 }
 _NOISE_AT_BOUND = "The noise ended at its lower bound"
@@ -274,7 +273,7 @@ def rendered(template: str, **values: Any) -> str:
     return templates.get_template(template).render(**values)
 
 
-_ON_FITS = "fit-failed", "below-contained", "not-scored"
+_ON_FITS = "fit-failed", "not-scored"
 
 
 def report_text(report: Report) -> list[str]:

@@ -18,7 +18,7 @@ from benchmarks.robustness.fuzz.objects import placed, tasks, transfer
 from gpclml.errors import ArgumentError
 
 CPU = torch.device("cpu")
-READ_FILES = {"models.GPRegression.load", "meta.load_model"}
+READ_FILES = {"models.GPRegression.load"}
 NAMES = [name for name in (*STEPS, *EXAMPLES) if name not in READ_FILES]
 ON_CPU = {
     "evaluation.score_models": "scores of models that may be on several devices are one table",

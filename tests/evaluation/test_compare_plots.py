@@ -55,15 +55,14 @@ def test_axes_are_new_ones_of_pyplot_or_those_given(plot, comparison, models, tm
     figure.savefig(tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 5000
     given = Figure().subplots(PLOTS[plot])
-    assert panels(plot(models, m=20, orderings=20, ax=given)) == panels(given)  # scored on the way
+    assert panels(plot(comparison, ax=given)) == panels(given)
     assert len(pyplot.get_fignums()) == 1
     for wrong in (Figure().subplots(4), ["left"] * PLOTS[plot], 3):
         with pytest.raises(ArgumentError, match=f"ax: got .*, expected {PLOTS[plot]} axes"):
             plot(comparison, ax=wrong)
-    with pytest.raises(ArgumentError, match="m"):
-        plot(comparison, m=3)
-    with pytest.raises(UnsupportedError, match="use score_models"):
-        plot(comparison.table)
+    for wrong in (comparison.table, models):
+        with pytest.raises(UnsupportedError, match="use score_models"):
+            plot(wrong)
 
 
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.__name__)
@@ -112,10 +111,10 @@ def half_width(bars):
 def test_far_models_do_not_hide_near_ones(comparison, data):
     x, y = data()
     far = GPRegression(x, y, standardize=False)
-    models = {**comparison.models, "far": far}
-    above, below = plot_learning_curves(models, orderings=5)
+    compared = score_models({**comparison.models, "far": far}, orderings=5)
+    above, below = plot_learning_curves(compared)
     assert below.get_yscale() == "symlog"
-    assert plot_compare(models, orderings=5).get_xscale() == "symlog"
+    assert plot_compare(compared).get_xscale() == "symlog"
     first = next(iter(comparison.scores.values())).curves.mean(0)
     low, high = above.get_ylim()
     assert high - low < 10 * float(first.max() - first.min() + 1)
@@ -132,8 +131,9 @@ def test_curves_end_at_the_difference_in_evidence(comparison):
     assert line.get_xdata()[0] == 1
     assert line.get_ydata()[0] == pytest.approx(float(scores.curves[:, 0].mean()))
     # Windows cover all terms once: the mean over windows, by width, is the whole.
-    alone = plot_learning_curves({table.index[0]: comparison.models[table.index[0]]}, orderings=4)
-    total = float(alone[1].lines[0].get_ydata()[-1])
+    first = table.index[0]
+    alone = score_models({first: comparison.models[first]}, orderings=4)
+    total = float(plot_learning_curves(alone)[1].lines[0].get_ydata()[-1])
     assert total == pytest.approx(table["lml"].iloc[0])
 
 
@@ -166,7 +166,7 @@ def test_one_input_is_drawn_as_a_function(data, training):
     models = {"ours": ours, "theirs": theirs, "fixed": fixed}
     for model in models.values():
         model.train(training)
-    panels = plot_fit(models, orderings=3)
+    panels = plot_fit(score_models(models, orderings=3))
     assert all(model.training == training for model in models.values())
     for axes in panels:
         line, points = axes.lines

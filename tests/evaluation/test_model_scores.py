@@ -74,17 +74,6 @@ def test_condition_numbers(models, data):
         assert scores.rounding == pytest.approx(scores.condition_number * 2.0**-52)
 
 
-def test_wider_prior_is_four_times_the_variance(models):
-    scores = score_models(models).scores
-    with torch.no_grad():
-        for name in ("good", "bad"):
-            models[name].covar_module.outputscale *= 4.0
-        models["linear"].covar_module.prior_variance *= 4.0
-    for name, wider in score_models(models).scores.items():
-        assert scores[name].wider_lml == pytest.approx(wider.lml)
-        torch.testing.assert_close(scores[name].wider_loo, wider.loo, **CLOSE)
-
-
 def test_missing_targets_are_left_out(data):
     x, y = data(n=16)
     y[[2, 9]] = float("nan")
@@ -106,10 +95,10 @@ def test_missing_targets_are_left_out(data):
     assert masked.rows.tolist() == kept.nonzero().squeeze(-1).tolist()
     torch.testing.assert_close(masked.targets, y[kept])
     for name, scores in masked.scores.items():
-        for field in ("clml", "loo", "loo_mean", "loo_variance", "curves", "wider_loo"):
+        for field in ("clml", "loo", "loo_mean", "loo_variance", "curves"):
             expected = getattr(complete.scores[name], field)
             torch.testing.assert_close(getattr(scores, field), expected, **CLOSE)
-        for field in ("lml", "wider_lml", "condition_number"):
+        for field in ("lml", "condition_number"):
             assert getattr(scores, field) == pytest.approx(getattr(complete.scores[name], field))
 
 

@@ -17,7 +17,6 @@ from gpclml.evaluation import (
     log_marginal_likelihood,
     marginal_log_predictive,
 )
-from gpclml.evidence.training_speed import training_speed
 from gpclml.models import GPRegression
 
 SCALE = 37.0
@@ -81,10 +80,6 @@ def test_random_orderings_average_to_the_mean_of_tails(model):
 NEW = data(n=6, seed=4)
 
 
-def sum_of_speed(model, **units):
-    return torch.tensor(training_speed(model, 3, **units).expected.value, dtype=torch.float64)
-
-
 # Each score, and how many targets each of its values is the density of.
 ALL_SCORES = {
     "lml": (log_marginal_likelihood, 15),
@@ -93,7 +88,6 @@ ALL_SCORES = {
     "loo": (leave_one_out, 1),
     "joint": (partial(joint_log_predictive, x=NEW[0], y=NEW[1]), 6),
     "marginal": (partial(marginal_log_predictive, x=NEW[0], y=NEW[1]), 1),
-    "speed": (sum_of_speed, 15),
 }
 
 

@@ -35,6 +35,10 @@ def outcomes(n, truth):
     return torch.stack([n - heads, heads], -1), log_p.exp()
 
 
+def log_evidence(counts, losses, prior):
+    return torch.logsumexp(prior.log() - counts @ losses, -1)
+
+
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.composite(coins)(), st.integers(1, 30), st.floats(0.01, 0.9))
@@ -66,13 +70,9 @@ def test_the_evidence_bound_fails_with_probability_delta_at_most(coin, m, left, 
     others, p_others = outcomes(left, truth)
     counts = first.unsqueeze(1) + others
     probability = p_first.unsqueeze(1) * p_others
-
-    def log_evidence(counts):
-        return torch.logsumexp(prior.log() - counts @ losses, -1)
-
     risk = torch.softmax(prior.log() - counts @ losses, -1) @ risks
-    evidence = log_evidence(counts)
-    clml = evidence - log_evidence(first).unsqueeze(1)
+    evidence = log_evidence(counts, losses, prior)
+    clml = evidence - log_evidence(first, losses, prior).unsqueeze(1)
     for bound in (evidence_bound(evidence, n, **options), evidence_bound(clml, n, m=m, **options)):
         assert probability[risk > bound.value + SLACK].sum() <= delta + SLACK
 
@@ -83,13 +83,9 @@ def test_the_mean_over_orderings_fails_as_seldom(coin, half, delta):
     loss_range, losses, prior, truth = coin
     counts, p = outcomes(half, truth)
     both = counts.unsqueeze(1) + counts
-
-    def log_evidence(counts):
-        return torch.logsumexp(prior.log() - counts @ losses, -1)
-
-    given_one_half = log_evidence(counts)
+    given_one_half = log_evidence(counts, losses, prior)
     # Either half may come first.
-    mean = log_evidence(both) - (given_one_half.unsqueeze(1) + given_one_half) / 2
+    mean = log_evidence(both, losses, prior) - (given_one_half.unsqueeze(1) + given_one_half) / 2
     bound = evidence_bound(mean, 2 * half, m=half, delta=delta, loss_range=loss_range)
     risk = torch.softmax(prior.log() - both @ losses, -1) @ (truth @ losses)
     failed = risk > bound.value + SLACK
@@ -105,19 +101,18 @@ def test_without_the_union_a_chosen_model_breaks_its_bound():
     wrong = torch.randint(2, (data_sets, n, k), generator=generator).sum(1).double()
     evidence = -(RANGE[0] * (n - wrong) + RANGE[1] * wrong)
 
-    def share_that_holds(log_evidence, num_models):
-        options = {"loss_range": RANGE, "delta": delta, "num_models": num_models}
-        bound = evidence_bound(log_evidence, n, **options)
+    def share_that_holds(log_evidence, delta=delta):
+        bound = evidence_bound(log_evidence, n, loss_range=RANGE, delta=delta)
         return float((bound.value >= sum(RANGE) / 2).double().mean())
 
     def error(p):
         return 4 * math.sqrt(p * (1 - p) / data_sets)
 
     alone, best = 15 / 16, (15 / 16) ** k
-    assert share_that_holds(evidence[:, 0], 1) == pytest.approx(alone, abs=error(alone))
+    assert share_that_holds(evidence[:, 0]) == pytest.approx(alone, abs=error(alone))
     chosen = evidence.max(-1).values
-    assert share_that_holds(chosen, 1) == pytest.approx(best, abs=error(best))
-    assert share_that_holds(chosen, k) >= 1 - delta
+    assert share_that_holds(chosen) == pytest.approx(best, abs=error(best))
+    assert share_that_holds(chosen, delta / k) >= 1 - delta
 
 
 def test_bounds_match_their_equations():
@@ -127,28 +122,10 @@ def test_bounds_match_their_equations():
     n, m, delta, a, b = 50, 20, 0.03, 0.05, 3.0
     z = math.exp(-37.0)
     factor = (b - a) / (1 - math.exp(a - b))
-    for points, given_points in ((n, 0), (n - m, m)):
-        bound = evidence_bound(-37.0, n, m=given_points, delta=delta, loss_range=(a, b))
+    for points, seen in ((n, 0), (n - m, m)):
+        bound = evidence_bound(-37.0, n, m=seen, delta=delta, loss_range=(a, b))
         expected = a + factor * (1 - math.exp(a) * (z * delta) ** (1 / points))
         assert float(bound.value) == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.slow
-@given(st.floats(0.0, 1.0), st.floats(0.0, 50.0), st.integers(1, 10_000), st.floats(1e-6, 0.999))
-def test_bounds_fall_with_n_and_delta_and_rise_with_risk_kl_and_models(r, kl, n, delta):
-    def values(r=r, kl=kl, n=n, delta=delta, k=1):
-        options = {"delta": delta, "loss_range": (0.0, 1.0), "num_models": k}
-        evidence = -n * min(r + kl / n, 1.0)
-        bounds = mcallester_bound(r, kl, n, **options), evidence_bound(evidence, n, **options)
-        return [bound.value for bound in bounds]
-
-    here = values()
-    for larger in (values(r=(1 + r) / 2), values(kl=2 * kl), values(delta=delta / 2), values(k=2)):
-        assert all(other >= value for other, value in zip(larger, here, strict=True))
-    assert values(n=2 * n)[0] <= here[0] + 1e-12
-    # δ / k is all that k is.
-    torch.testing.assert_close(values(k=3), values(delta=delta / 3))
-    assert here[0] >= r  # no bound is below the empirical risk
 
 
 def test_gradients():
@@ -183,14 +160,13 @@ def test_batches_dtypes_and_devices(device):
 
 
 def test_what_a_bound_says_of_itself():
-    bound = evidence_bound(-20.0, 40, m=10, loss_range=(0.1, 2.0), num_models=3)
+    bound = evidence_bound(-20.0, 40, m=10, loss_range=(0.1, 2.0))
     assert bound.units == "nats a point"
-    for words in ("independent points", r"[0.1, 2]", "10 other points", "one of 3 models"):
+    for words in ("independent points", r"[0.1, 2]", "10 other points"):
         assert words in bound.assumptions
     assert not bound.vacuous
     single = mcallester_bound(0.9, 100.0, 10)
     assert single.units == "units of the loss"
-    assert "models" not in single.assumptions
     assert single.vacuous
 
 
@@ -213,7 +189,6 @@ def test_a_range_that_every_loss_reaches_is_no_error_for_rounding():
         ({"loss_range": (0.0, math.nan)}, "loss_range"),
         ({"num_data": 0}, "num_data: got 0, expected an integer of at least 1"),
         ({"num_data": 1.5}, "num_data"),
-        ({"num_models": 0}, "num_models"),
     ],
 )
 def test_bad_settings(options, message):

@@ -127,6 +127,12 @@ def test_logs_without_a_mean(values, error, match):
         log_mean(torch.tensor(values))
 
 
+def estimator(mll):
+    """The estimate of a linear model, which takes draws, held-out points, and options."""
+    outputs_of = functools.partial(linearized_outputs, mll.model.network)
+    return functools.partial(estimate_conditional_log_density, mll.likelihood, outputs_of)
+
+
 @pytest.mark.slow
 def test_the_conditional_evidence_of_a_linear_model():
     mll = linear()
@@ -135,8 +141,7 @@ def test_the_conditional_evidence_of_a_linear_model():
     outputs = sampled_outputs(mll.model.network, weights, x)
     torch.testing.assert_close(outputs, linearized_outputs(mll.model.network, weights, x))
     exact = exact_conditional(torch.arange(54, N))
-    outputs_of = functools.partial(linearized_outputs, mll.model.network)
-    estimate = estimate_conditional_log_density(mll.likelihood, outputs_of, weights, (x, y))
+    estimate = estimator(mll)(weights, (x, y))
     assert (estimate.scale, estimate.num_held_out) == (1.0, 6)
     joint = joint_log_density(mll.likelihood, outputs, y)
     assert estimate.joint.value == pytest.approx(joint.value)
@@ -151,24 +156,20 @@ def test_the_conditional_evidence_of_a_linear_model():
 def test_draws_that_are_too_wide_are_narrowed():
     mll = linear()
     weights, center = draws_of(mll, widened=100.0)
+    few = {name: draws[:50] for name, draws in weights.items()}
     x, y = data()
     scaling, held_out = ((x[rows], y[rows]) for rows in (SCALING, HELD_OUT))
-    outputs_of = functools.partial(linearized_outputs, mll.model.network)
-    few = {name: draws[:50] for name, draws in weights.items()}
+    estimate = estimator(mll)
     with pytest.warns(UserWarning, match=r"of 50 draws have nearly all the weight"):
-        estimate_conditional_log_density(mll.likelihood, outputs_of, few, held_out)
-    wide = estimate_conditional_log_density(mll.likelihood, outputs_of, weights, held_out)
-    mended = estimate_conditional_log_density(
-        mll.likelihood, outputs_of, weights, held_out, scaling=scaling, center=center
-    )
+        estimate(few, held_out)
+    wide = estimate(weights, held_out)
+    mended = estimate(weights, held_out, scaling=scaling, center=center)
     assert mended.scale in (1e-3, 1e-2, 3e-2)
     assert mended.joint.value > wide.joint.value + 1
     assert mended.joint.value == pytest.approx(exact_conditional(torch.arange(54, N)), abs=0.7)
     for scales in ((), (0.0, 1.0), (1.0, math.nan), (math.inf,)):
         with pytest.raises(ArgumentError, match="scales"):
-            estimate_conditional_log_density(
-                mll.likelihood, outputs_of, few, held_out, scaling=scaling, scales=scales
-            )
+            estimate(few, held_out, scaling=scaling, scales=scales)
 
 
 def test_rescaled_draws():
@@ -178,14 +179,15 @@ def test_rescaled_draws():
     torch.testing.assert_close(scaled.var(0), 0.25 * weights["a"].var(0))
     center = {"a": torch.ones(3, 2).double()}
     torch.testing.assert_close(rescaled(weights, 4.0, center)["a"], 2 * weights["a"] - 1)
-    with pytest.raises(ArgumentError, match="scale"):
-        rescaled(weights, -1.0)
-    with pytest.raises(ArgumentError, match="center: got b, expected a"):
-        rescaled(weights, 1.0, {"b": weights["a"][0]})
-    with pytest.raises(ShapeError, match=r"center\['a'\]: got \(2,\)"):
-        rescaled(weights, 1.0, {"a": drawn(2)})
-    with pytest.raises(ShapeError, match=r"weights\['a'\]: got torch.int64"):
-        rescaled({"a": torch.ones(3, 2).long()}, 1.0)
+    integers = {"a": torch.ones(3, 2).long()}
+    for draws, scale, middle, error, match in (
+        (weights, -1.0, None, ArgumentError, "scale"),
+        (weights, 1.0, {"b": weights["a"][0]}, ArgumentError, "center: got b, expected a"),
+        (weights, 1.0, {"a": drawn(2)}, ShapeError, r"center\['a'\]: got \(2,\)"),
+        (integers, 1.0, None, ShapeError, r"weights\['a'\]: got torch.int64"),
+    ):
+        with pytest.raises(error, match=match):
+            rescaled(draws, scale, middle)
 
 
 def test_joint_and_marginal_densities_differ():
@@ -260,42 +262,40 @@ def test_laplace_without_draws_of_classes(classes):
     likelihood = BernoulliLikelihood() if classes == 2 else likelihood
     evidence, _, held_out = in_one_layer(likelihood, classes - (classes == 2), Full())
     weights = evidence.sample_weights(20_000)
-    outputs_of = functools.partial(linearized_outputs, evidence.mll.model.network)
-    estimate = estimate_conditional_log_density(likelihood, outputs_of, weights, held_out)
+    estimate = estimator(evidence.mll)(weights, held_out)
     assert estimate.joint.standard_error < 0.05
     value = laplace_conditional_log_density(evidence, held_out)
     assert value == pytest.approx(estimate.joint.value, abs=0.3)
     if classes == 2:
         return
-    x, y = held_out
-    with pytest.raises(ArgumentError, match="scale"):
-        laplace_conditional_log_density(evidence, held_out, scale=0.0)
-    with pytest.raises(ShapeError, match="uint8"):
-        laplace_conditional_log_density(evidence, (x.abs().to(torch.uint8), y))
-    with pytest.raises(ShapeError, match="target"):
-        laplace_conditional_log_density(evidence, (x, y[1:]))
-    with pytest.raises(UnsupportedError, match="all points"):
-        laplace_conditional_log_density(evidence.mll.evidence_of(x, y), held_out)
+    (x, y), whole = held_out, evidence
+    evidence_of_others = evidence.mll.evidence_of(x, y)
+    for evidence, points, options, error, match in (
+        (whole, held_out, {"scale": 0.0}, ArgumentError, "scale"),
+        (whole, (x.abs().to(torch.uint8), y), {}, ShapeError, "uint8"),
+        (whole, (x, y[1:]), {}, ShapeError, "target"),
+        (evidence_of_others, held_out, {}, UnsupportedError, "all points"),
+    ):
+        with pytest.raises(error, match=match):
+            laplace_conditional_log_density(evidence, points, **options)
 
 
 def test_draws_and_densities_that_are_refused():
     mll = linear()
-    x, y = data()
-    with pytest.raises(ArgumentError, match="count"):
-        mll.evidence_of(x[SEEN], y[SEEN]).sample_weights(0)
-    with pytest.raises(UnsupportedError, match="one at 4 of 30 points"):
-        mll.evidence_of(x[:4], y[:4]).sample_weights(1)
-    kernel = objective(mll.model.network, gaussian(), 30, FunctionSpace())
-    with pytest.raises(UnsupportedError, match="Use Full"):
-        kernel.evidence_of(x[SEEN], y[SEEN]).sample_weights(1)
-    with pytest.raises(ShapeError, match="outputs"):
-        joint_log_density(gaussian(), drawn(3, 4), drawn(3))
-    with pytest.raises(ShapeError, match="N = 3 as outputs has it"):
-        joint_log_density(gaussian(), drawn(2, 3, 1), drawn(4))
-    with pytest.raises(ShapeError, match="weights"):
-        sampled_outputs(mll.model.network, {"weight": drawn(2, 3)}, x)
-    with pytest.raises(ShapeError, match="draws of weight"):
-        sampled_outputs(mll.model.network, {"other": drawn(2, 3)}, x)
+    network, likelihood = mll.model.network, gaussian()
+    seen, first = ([values[rows] for values in data()] for rows in (SEEN, slice(4)))
+    kernel = objective(network, likelihood, 30, FunctionSpace())
+    for call, error, match in (
+        (lambda: mll.evidence_of(*seen).sample_weights(0), ArgumentError, "count"),
+        (lambda: mll.evidence_of(*first).sample_weights(1), UnsupportedError, "at 4 of 30 points"),
+        (lambda: kernel.evidence_of(*seen).sample_weights(1), UnsupportedError, "Use Full"),
+        (lambda: joint_log_density(likelihood, drawn(3, 4), drawn(3)), ShapeError, "outputs"),
+        (lambda: joint_log_density(likelihood, drawn(2, 3, 1), drawn(4)), ShapeError, "N = 3 as"),
+        (lambda: sampled_outputs(network, {"weight": drawn(2, 3)}, seen[0]), ShapeError, "weights"),
+        (lambda: sampled_outputs(network, {"w": drawn(2, 3)}, seen[0]), ShapeError, "of weight"),
+    ):
+        with pytest.raises(error, match=match):
+            call()
 
 
 def sgld_draws(**options):

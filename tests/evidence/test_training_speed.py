@@ -263,21 +263,3 @@ def test_bad_losses_are_named(device):
     for ask in (speed.sum, speed.total, speed.end_epoch, speed.epoch_means):  # every one raises
         with pytest.raises(NonFiniteError, match=r"loss: got nan at step 3 \(epoch 2\)"):
             ask()
-
-
-def weight_posterior(features, target):
-    prior = torch.eye(features.shape[-1], dtype=torch.float64) / PRIOR
-    covariance = torch.linalg.inv(features.mT @ features / NOISE + prior)
-    mean = covariance @ features.mT @ target / NOISE
-    return torch.distributions.MultivariateNormal(mean, covariance)
-
-
-def test_the_total_over_one_pass_is_the_bound_of_training_speed():
-    x, y = data()
-    speed = SumOfTrainingLosses()
-    for i in range(N):
-        weights = weight_posterior(x[:i], y[:i])
-        squared = (y[i] - weights.mean @ x[i]) ** 2 + x[i] @ weights.covariance_matrix @ x[i]
-        speed.update(0.5 * (math.log(2 * math.pi * NOISE) + squared / NOISE), 1)
-    exact = training_speed(linear_gp(), 2, orderings=torch.arange(N).unsqueeze(0), repeats=1)
-    assert -speed.total() == pytest.approx(exact.expected.value, rel=1e-10)

@@ -126,7 +126,6 @@ BAD = [
     (lambda: ImageTasks(X), ArgumentError, "labels: got None"),
     (lambda: ImageTasks(X.numpy(), Y), UnsupportedError, r"images: got ndarray.*torch\.as_tensor"),
     (lambda: PeriodicTasks(support=0), ArgumentError, "support: got 0"),
-    (lambda: PeriodicTasks(noise=-1.0), ArgumentError, "noise"),
     *(
         (lambda indices=indices: PeriodicTasks(3, 4).draw(indices), ArgumentError, "indices")
         for indices in ([], [-1], [0.5], ["0"])
@@ -158,7 +157,7 @@ def test_bad_arguments(make, error, match):
 
 
 def test_periodic_tasks_are_sines_with_noise():
-    tasks = PeriodicTasks(support=40, queries=200, noise=0.1, seed=3)
+    tasks = PeriodicTasks(support=40, queries=200, seed=3)
     batch = tasks.draw(range(30))
     assert batch.support_x.shape == (30, 40, 1)
     assert batch.query_y.shape == (30, 200)

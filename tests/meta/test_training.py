@@ -10,11 +10,9 @@ from gpclml.meta import (
     KERNELS,
     DeepKernelTransfer,
     ImageTasks,
-    PeriodicTasks,
     evaluate_tasks,
-    load_model,
     train_on_tasks,
-)  # fmt: skip
+)
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 
@@ -39,20 +37,22 @@ def transfer(width=10, kernel="rbf", seed=0):
     return DeepKernelTransfer(torch.nn.Sequential(torch.nn.Flatten(), network), kernel, width)
 
 
-def objective(model, m=4):
-    return ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=m))
+def train(model, conditioning=None, source=None, *, steps=8, **options):
+    conditioning = LastPoints(m=4) if conditioning is None else conditioning
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
+    source = tasks() if source is None else source
+    return train_on_tasks(model, mll, source, steps=steps, progress=False, **options)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_layer_that_makes_features_trains_at_the_full_rate(kernel):
     """The first step of Adam moves a parameter by its learning rate, as far as rounding allows."""
     model = transfer(kernel=kernel)
-    mll = objective(model)
-    before = {name: value.detach().clone() for name, value in mll.named_parameters()}
-    train_on_tasks(model, mll, tasks(), steps=1, lr=1e-3, progress=False)
-    for name, value in mll.named_parameters():
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    train(model, steps=1, lr=1e-3)
+    for name, value in model.named_parameters():
         moved = float((value.detach() - before[name]).abs().max())
-        if name.startswith(("model.backbone.", "model.normalization.")):
+        if name.startswith(("backbone.", "normalization.")):
             assert moved > 5e-4, name
         else:
             assert moved < 1.1e-4, name
@@ -63,9 +63,7 @@ def test_every_layer_that_makes_features_trains_at_the_full_rate(kernel):
 def test_it_learns_what_tasks_have_in_common(m):
     model, unseen = transfer(), tasks(seed=1)
     before = evaluate_tasks(model, unseen, 100)
-    training = train_on_tasks(
-        model, objective(model, m), tasks(), steps=150, tasks_per_step=4, lr=0.01, progress=False
-    )
+    training = train(model, LastPoints(m=m), steps=150, tasks_per_step=4, lr=0.01)
     after = evaluate_tasks(model, unseen, 100)
     assert before.metric == after.metric == "accuracy"
     margin = 3 * (before.values.var() / 100 + after.values.var() / 100).sqrt()
@@ -77,41 +75,24 @@ def test_it_learns_what_tasks_have_in_common(m):
 
 
 @pytest.mark.slow
-def test_regression_tasks():
-    network = MLP([1, 20, 20, 8], torch.nn.Tanh)
-    model = DeepKernelTransfer(network, "rbf", 8)
-    source, unseen = PeriodicTasks(10, 20, seed=0), PeriodicTasks(10, 20, seed=1)
-    before = evaluate_tasks(model, unseen, 60)
-    train_on_tasks(
-        model, objective(model, 0), source, steps=150, tasks_per_step=4, lr=0.01, progress=False
-    )
-    after = evaluate_tasks(model, unseen, 60)
-    assert before.metric == after.metric == "mse"
-    assert after.values.mean() < 0.7 * before.values.mean()
-    assert torch.equal(after.gain, -after.values)
-
-
-@pytest.mark.slow
 def test_a_training_without_progress_ends_early_and_can_go_on(tmp_path):
     options = {"steps": 39, "look_every": 2, "validation": tasks(seed=1), "validation_tasks": 5}
-    options |= {"lr": 0.3, "progress": False}
-    whole, first, again = transfer(), transfer(), transfer()
-    expected = train_on_tasks(whole, objective(whole), tasks(), **options)
+    options["lr"], first = 0.3, transfer()
+    expected = train(transfer(), **options)
     scores = expected.scores
     assert expected.validated == [*range(2, 40, 2), 39]
     waited = [look - scores.index(max(scores[: look + 1])) for look in range(len(scores))]
     ends = waited.index(3) + 1
     assert ends < len(scores)
     path = tmp_path / "model.pt"
-    ended = train_on_tasks(first, objective(first), tasks(), patience=3, checkpoint=path, **options)
+    ended = train(first, patience=3, checkpoint=path, **options)
     assert ended.scores == scores[:ends]
     assert ended.history == expected.history[: 2 * ends]
     assert ended.best == ended.validated[ended.scores.index(max(ended.scores))]
     best = float(evaluate_tasks(first, tasks(seed=1), 5).gain.mean())
     assert best == pytest.approx(max(ended.scores))
-    resumed = train_on_tasks(again, objective(again), tasks(), checkpoint=path, **options)
-    assert resumed.history == expected.history
-    assert resumed.scores == scores
+    resumed = train(transfer(), checkpoint=path, **options)
+    assert (resumed.history, resumed.scores) == (expected.history, scores)
 
 
 class Interrupted:
@@ -153,32 +134,27 @@ def interrupt_adam(monkeypatch):
 def test_an_interrupted_training_ends_as_a_whole_one(
     tmp_path, monkeypatch, kernel, conditioning, where
 ):
-    options = {"steps": 8, "tasks_per_step": 2, "look_every": 3, "progress": False}
-    options |= {"validation": tasks(seed=1), "validation_tasks": 5}
-
-    def objective(model):
-        return ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
-
+    options = {"tasks_per_step": 2, "look_every": 3, "validation_tasks": 5}
+    validation, path = tasks(seed=1), tmp_path / "model.pt"
     whole, first, again = (transfer(kernel=kernel, seed=seed) for seed in (0, 0, 5))
-    expected = train_on_tasks(whole, objective(whole), tasks(), **options)
-    path, source, broken = tmp_path / "model.pt", tasks(), dict(options)
-    if where == "tasks":
-        source = Interrupted(tasks(), 10)
-    if where == "validation":
-        broken["validation"] = Interrupted(tasks(seed=1), 0, times=6)  # in the second look
+    expected = train(whole, conditioning, validation=validation, **options)
+    source = Interrupted(tasks(), 10) if where == "tasks" else tasks()
+    # In the second look.
+    looks = Interrupted(validation, 0, times=6) if where == "validation" else validation
     with monkeypatch.context() as patch:
         if where == "optimizer":
             interrupt_adam(patch)
         with pytest.raises(KeyboardInterrupt):
-            train_on_tasks(first, objective(first), source, checkpoint=path, **broken)
-    resumed = train_on_tasks(again, objective(again), tasks(), checkpoint=path, **options)
+            train(first, conditioning, source, checkpoint=path, validation=looks, **options)
+    resumed = train(again, conditioning, checkpoint=path, validation=validation, **options)
     assert resumed.history == expected.history
     assert (resumed.validated, resumed.scores) == (expected.validated, expected.scores)
-    for name, stored in whole.state_dict().items():
-        assert torch.equal(stored, again.state_dict()[name]), name
-    loaded = load_model(transfer(kernel=kernel, seed=7), path)
-    episodes = tasks(seed=2).draw([0])
-    assert torch.equal(loaded.predict(episodes).mean, whole.predict(episodes).mean)
+    assert_same_state(whole, again)
+
+
+def assert_same_state(model, other):
+    for name, stored in model.state_dict().items():
+        assert torch.equal(stored, other.state_dict()[name]), name
 
 
 SCHEDULERS = {
@@ -206,60 +182,36 @@ def nesterov(parameters, lr):
 @pytest.mark.filterwarnings("ignore:The epoch parameter")  # of PyTorch's SequentialLR
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_resumed_schedule_goes_on_bit_for_bit(tmp_path, name):
-    scheduler = SCHEDULERS[name]
     optimizer = nesterov if name in ("cosine", "function") else torch.optim.AdamW
-    options = {"tasks_per_step": 2, "look_every": 3, "progress": False, "lr": 0.01}
-    options |= {"optimizer": optimizer, "scheduler": scheduler}
+    options = {"tasks_per_step": 2, "look_every": 3, "lr": 0.01, "optimizer": optimizer}
+    schedule, path = {"scheduler": SCHEDULERS[name]}, tmp_path / "model.pt"
     whole, first, again = (transfer(seed=seed) for seed in (0, 0, 5))
-    expected = train_on_tasks(whole, objective(whole), tasks(), steps=8, **options)
-    path = tmp_path / "model.pt"
+    expected = train(whole, **options, **schedule)
     with pytest.raises(KeyboardInterrupt):
-        train_on_tasks(
-            first, objective(first), Interrupted(tasks(), 10), steps=8, checkpoint=path, **options
-        )
-    resumed = train_on_tasks(again, objective(again), tasks(), steps=8, checkpoint=path, **options)
+        train(first, source=Interrupted(tasks(), 10), checkpoint=path, **options, **schedule)
+    resumed = train(again, checkpoint=path, **options, **schedule)
     assert resumed.history == expected.history
-    for name, stored in whole.state_dict().items():
-        assert torch.equal(stored, again.state_dict()[name]), name
-    plain = transfer()
-    options["scheduler"] = None
-    constant = train_on_tasks(plain, objective(plain), tasks(), steps=8, **options)
-    assert constant.history != expected.history
+    assert_same_state(whole, again)
+    assert train(transfer(), **options).history != expected.history
 
 
 def test_another_optimizer_or_scheduler_does_not_go_on(tmp_path):
-    path, options = tmp_path / "model.pt", {"steps": 2, "progress": False}
-
-    def train(**changed):
-        model = transfer()
-        train_on_tasks(model, objective(model), tasks(), checkpoint=path, **options | changed)
-
-    train(scheduler=SCHEDULERS["steps"])
+    options = {"steps": 2, "checkpoint": tmp_path / "model.pt"}
+    train(transfer(), scheduler=SCHEDULERS["steps"], **options)
     for scheduler in (None, SCHEDULERS["cosine"]):
         with pytest.raises(DataError, match="differs in scheduler"):
-            train(scheduler=scheduler)
+            train(transfer(), scheduler=scheduler, **options)
     with pytest.raises(DataError, match="differs in optimizer"):
-        train(scheduler=SCHEDULERS["steps"], optimizer=torch.optim.SGD)
+        train(transfer(), scheduler=SCHEDULERS["steps"], optimizer=torch.optim.SGD, **options)
 
 
 def test_the_default_is_adam_and_rates_are_those_of_the_schedule():
-    models = [transfer() for _ in range(3)]
-    default, adam, halved = (
-        train_on_tasks(model, objective(model), tasks(), steps=5, progress=False, **options).history
-        for model, options in zip(
-            models,
-            [
-                {},
-                {"optimizer": torch.optim.Adam},
-                {"scheduler": lambda o: torch.optim.lr_scheduler.ConstantLR(o, 0.5)},
-            ],
-            strict=True,
-        )
+    halve = {"scheduler": lambda o: torch.optim.lr_scheduler.ConstantLR(o, 0.5)}
+    default, adam, halved, half = (
+        train(transfer(), steps=5, **options).history
+        for options in ({}, {"optimizer": torch.optim.Adam}, halve, {"lr": 5e-4})
     )
-    assert default == adam != halved
-    model = transfer()
-    options = {"steps": 5, "lr": 5e-4, "progress": False}
-    assert train_on_tasks(model, objective(model), tasks(), **options).history == halved
+    assert default == adam != halved == half
 
 
 def test_a_callback_is_called_after_each_step():
@@ -271,9 +223,7 @@ def test_a_callback_is_called_after_each_step():
             raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        train_on_tasks(
-            model, objective(model), tasks(), steps=9, callback=note, look_every=2, progress=False
-        )
+        train(model, callback=note, look_every=2)
     assert [number for number, _ in seen] == [1, 2, 3, 4]
     assert len({noise for _, noise in seen}) == 4
 
@@ -294,46 +244,44 @@ def test_a_callback_is_called_after_each_step():
     ],
 )
 def test_bad_optimizers_schedulers_and_callbacks(options, match):
-    model = transfer()
     with pytest.raises(ArgumentError, match=match):
-        train_on_tasks(model, objective(model), tasks(), steps=1, progress=False, **options)
+        train(transfer(), steps=1, **options)
 
 
 def test_a_training_with_other_groups_of_learning_rates_does_not_go_on(tmp_path):
     path, model = tmp_path / "model.pt", transfer()
-    options = {"progress": False, "checkpoint": path}
-    train_on_tasks(model, objective(model), tasks(), steps=2, **options)
+    train(model, steps=2, checkpoint=path)
     content = torch.load(path, weights_only=True)
     groups = content["optimizers"][0]["param_groups"]
     groups[1]["params"].append(groups[0]["params"].pop())
     torch.save(content, path)
     with pytest.raises(DataError, match="parameter group"):
-        train_on_tasks(model, objective(model), tasks(), steps=5, **options)
+        train(model, steps=5, checkpoint=path)
 
 
-def test_checkpoints_of_another_architecture(tmp_path):
-    path = tmp_path / "model.pt"
-    model = transfer()
-    train_on_tasks(model, objective(model), tasks(), steps=1, checkpoint=path, progress=False)
-    for other in (transfer(width=9), transfer(kernel="spectral_mixture")):
-        with pytest.raises(DataError, match="another architecture"):
-            load_model(other, path)
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        *(
+            ({name: 0}, name)
+            for name in ("steps", "tasks_per_step", "look_every", "validation_tasks", "patience")
+        ),
+        ({"patience": 2}, "patience: got 2, expected None without validation"),
+        ({"lr": 0.0}, r"lr: got .* that torch.float32 can hold"),
+        ({"lr": 1e300}, r"lr: got .* that torch.float32 can hold"),
+    ],
+)
+def test_bad_arguments(options, match):
+    with pytest.raises(ArgumentError, match=match):
+        train(transfer(), **options)
 
 
-def test_bad_arguments():
-    model = transfer()
+def test_what_does_not_fit_the_model():
+    model, other = transfer(), transfer()
     with pytest.raises(NonFiniteError):
-        train_on_tasks(model, objective(model), tasks(), steps=50, lr=1e30, progress=False)
-    model = transfer()
-    for name in ("steps", "tasks_per_step", "look_every", "validation_tasks", "patience"):
-        with pytest.raises(ArgumentError, match=name):
-            train_on_tasks(model, objective(model), tasks(), **({"steps": 1} | {name: 0}))
-    with pytest.raises(ArgumentError, match="patience: got 2, expected None without validation"):
-        train_on_tasks(model, objective(model), tasks(), steps=1, patience=2)
-    for lr in (0.0, 1e300):
-        with pytest.raises(ArgumentError, match=r"lr: got .* that torch.float32 can hold"):
-            train_on_tasks(model, objective(model), tasks(), steps=1, lr=lr)
+        train(model, steps=50, lr=1e30)
+    mll = ConditionalMarginalLogLikelihood(other.likelihood, other, LastPoints(m=4))
     with pytest.raises(ArgumentError, match="of another model"):
-        train_on_tasks(model, objective(transfer()), tasks(), steps=1)
+        train_on_tasks(model, mll, tasks(), steps=1)
     with pytest.raises(ArgumentError, match="count"):
         evaluate_tasks(model, tasks(), 0)

@@ -320,4 +320,4 @@ def test_a_plot_without_matplotlib(monkeypatch):
     models = {name: GPRegression(x, x[:, 0].sin(), name) for name in ("rbf", "matern")}
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"needs matplotlib.*pip install 'gpclml\[plots\]'"):
-        plot_compare(models)
+        plot_compare(score_models(models))

@@ -231,7 +231,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "meta.evaluate_tasks": lambda: dict(model=transfer(), tasks=tasks(), count=2),
     "meta.fit_task_temperature": lambda: dict(
         model=class_tasks()[0], tasks=class_tasks()[1], count=2),
-    "meta.load_model": lambda: dict(model=transfer(), path="no such model.pt"),
     "meta.train_on_tasks": lambda: dict(
         model=(model := transfer()), mll=objective(model), tasks=tasks(), steps=2,
         tasks_per_step=2, optimizer="adam"),

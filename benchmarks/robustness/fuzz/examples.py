@@ -22,7 +22,7 @@ _MODULES = (
 """Public beside what their rooms export."""
 
 _SIZES = {
-    "ard_num_dims", "blocks", "burn_in", "count", "curves", "degree", "epochs", "every",
+    "ard_num_dims", "blocks", "burn_in", "count", "degree", "epochs", "every",
     "hyper_steps", "k", "leapfrog_steps",
     "look_every", "n_splits", "num_data", "num_features", "num_frequencies", "num_inputs",
     "num_mixtures", "num_samples", "passes", "queries", "repeats", "restarts", "retries", "runs",
