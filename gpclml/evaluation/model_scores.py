@@ -36,6 +36,7 @@ _NUMBERS_IN_BLOCKS = 2**25  # in the covariances of held-out blocks
 _WORTH_AN_INVERSE = 4  # held-out blocks at once
 _TOLERANCE = 1e-12  # of the objective of weights a point
 _MOST_STEPS = 1000
+_MOST_EM_STEPS = 100_000
 _WEIGHT_ROUNDING = 1e-10
 
 
@@ -299,7 +300,8 @@ def stacking_weights(log_densities: ArrayLike, pseudo_counts: float = 0.0) -> Te
         ArgumentError: If the pseudo-counts are negative or infinite.
 
     Note:
-        n M operations a step of sequential quadratic programming, on the CPU in float64.
+        n M operations a step of sequential quadratic programming, on the CPU in float64; with
+        pseudo-counts of expectation maximization, some ten to hundreds of steps.
 
     Examples:
         >>> import torch
@@ -314,28 +316,37 @@ def stacking_weights(log_densities: ArrayLike, pseudo_counts: float = 0.0) -> Te
     check_finite("log_densities", log_densities)
     if not 0 <= pseudo_counts < math.inf:
         raise ArgumentError("pseudo_counts", pseudo_counts, "0 or more, and finite")
-    count, points = log_densities.shape
-    total = points + count * pseudo_counts
+    count = len(log_densities)
     logs = log_densities.detach().to("cpu", torch.float64)
     densities = (logs - logs.amax(0)).exp().numpy()  # relative to the best model of each point
-
-    def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
-        mixture, positive = w @ densities, np.maximum(w, _WEIGHT_ROUNDING)
-        value = np.log(mixture).sum() + pseudo_counts * np.log(positive).sum()
-        gradient = (densities / mixture).sum(1) + pseudo_counts / positive
-        return -float(value) / total, -gradient / total
-
     weights = np.full(count, 1 / count)
-    if count > 1:
-        weights = minimize(
-            loss,
+    if count > 1 and pseudo_counts:
+        weights = _regularized_weights(densities, pseudo_counts)
+    elif count > 1:
+        optimum = minimize(
+            lambda w: -float(np.log(w @ densities).mean()),
             weights,
-            jac=True,
+            jac=lambda w: -(densities / (w @ densities)).mean(1),
             method="SLSQP",
-            bounds=[(pseudo_counts / total, 1.0)] * count,
-            # The simplex; without the gradient a step would take as many evaluations as models.
+            bounds=[(0.0, 1.0)] * count,
+            # The simplex; without the gradients a step would take as many evaluations as models.
             constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
             options={"ftol": _TOLERANCE, "maxiter": _MOST_STEPS},
         ).x
-        weights = np.where(weights > _WEIGHT_ROUNDING, weights, 0.0)
+        weights = np.where(optimum > _WEIGHT_ROUNDING, optimum, 0.0)
     return torch.as_tensor(weights / weights.sum()).to(log_densities)
+
+
+def _regularized_weights(densities: np.ndarray, pseudo_counts: float) -> np.ndarray:
+    """Weights by expectation maximization; every step raises the objective."""
+    count, points = densities.shape
+    weights = np.full(count, 1 / count)
+    for _ in range(_MOST_EM_STEPS):
+        # Every point is shared among the models by their posterior probabilities there.
+        shares = weights[:, None] * densities
+        shares /= shares.sum(0)
+        previous = weights
+        weights = (shares.sum(1) + pseudo_counts) / (points + count * pseudo_counts)
+        if float(abs(weights - previous).max()) < _WEIGHT_ROUNDING:
+            break
+    return weights
