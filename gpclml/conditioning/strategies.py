@@ -181,11 +181,7 @@ class RandomHoldout(Conditioning):
 
     @checked
     def __init__(
-        self,
-        fraction: float = 0.1,
-        seed: int | None = None,
-        *,
-        condition_on: int | None = None,
+        self, fraction: float = 0.1, seed: int | None = None, *, condition_on: int | None = None
     ) -> None:
         super().__init__(seed)
         if not 0 < fraction <= 1:
