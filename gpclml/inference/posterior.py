@@ -34,7 +34,6 @@ from gpclml.inference.observations import (
 )
 from gpclml.inference.units import (
     PosteriorNormal,
-    Units,
     above_rounding,
     to_training_units,
     units_of_targets,
@@ -418,8 +417,6 @@ class IterativePosterior:
         solver: Tolerance and other settings; ``ConjugateGradients()`` if None. Every residual has
             to reach the tolerance, and that of the training targets a tenth of it if rounding
             permits. ``max_error`` is for densities and has no effect here.
-        units: Units of the targets: "original", or "training" for those that the model standardizes
-            to.
 
     Attributes:
         report: How well the training targets were solved for.
@@ -447,9 +444,7 @@ class IterativePosterior:
     """
 
     @checked
-    def __init__(
-        self, model: ExactGP, solver: ConjugateGradients | None = None, *, units: Units = "original"
-    ) -> None:
+    def __init__(self, model: ExactGP, solver: ConjugateGradients | None = None) -> None:
         self._model, solver = model, solver or ConjugateGradients()
         with reading(model):
             data = training_observations(model)
@@ -458,7 +453,7 @@ class IterativePosterior:
                     "model", f"one of {data.num_tasks} tasks", "one of a single task",
                     "Use the model's own posterior, by a dense factorization.",
                 )  # fmt: skip
-            self._scale, self._shift = units_of_targets(model, units)
+            self._scale, self._shift = units_of_targets(model)
             covariance = data.iterative(solver)
             self._held = _check_memory(covariance, data.residual)
             self._given = covariance.predictor(data.residual, data.missing)

@@ -213,16 +213,15 @@ def test_single_precision_agrees_with_double():
     torch.testing.assert_close(variance, reference.variance, rtol=2e-2, atol=1e-5)
 
 
-def test_original_and_training_units():
-    x, y = data()
-    model, points = GPRegression(x, 40 * y + 1000), new_x()
-    original = IterativePosterior(model, TIGHT).predict(points)
-    training = IterativePosterior(model, TIGHT, units="training").predict(points)
-    inside, scale = training.distribution, model.target_scale
-    mean = model.target_standardizer.inverse(inside.mean)
-    torch.testing.assert_close(mean, original.distribution.mean)
-    torch.testing.assert_close(original.mean_error, training.mean_error * scale)
-    torch.testing.assert_close(original.variance_excess, training.variance_excess * scale**2)
+def test_predictions_and_bounds_are_in_the_units_of_the_targets():
+    (x, y), points = data(), new_x()
+    small, large = (
+        IterativePosterior(GPRegression(x, targets), LOOSE).predict(points)
+        for targets in (y, 40 * y + 1000)
+    )
+    torch.testing.assert_close(large.distribution.mean, 40 * small.distribution.mean + 1000)
+    torch.testing.assert_close(large.mean_error, 40 * small.mean_error)
+    torch.testing.assert_close(large.variance_excess, 1600 * small.variance_excess)
 
 
 def test_botorch_models_are_read_as_botorch_reads_them():

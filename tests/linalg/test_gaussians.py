@@ -17,18 +17,14 @@ from gpclml.linalg.gaussians import (
     gaussian_kl,
     linear_posterior,
 )
+from linear_evidence import drawn
 
 R = 6
 
 
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
 def problem(n: int, R: int) -> list[Tensor]:
     """Features, residuals, prior variances, noise."""
-    return [numbers(n, R), numbers(n, seed=1), numbers(R, seed=2).exp(), numbers(n, seed=3).exp()]
+    return [drawn(n, R), drawn(n, seed=1), drawn(R, seed=2).exp(), drawn(n, seed=3).exp()]
 
 
 def textbook(features: Tensor, residual: Tensor, prior: Tensor, noise: Tensor):
@@ -43,14 +39,14 @@ FORMS = {
     "diagonal": (
         DiagonalGaussian,
         lambda m, v: (m, torch.diag(v)),
-        [numbers(R), numbers(R, seed=1).exp()],
+        [drawn(R), drawn(R, seed=1).exp()],
     ),
     "low-rank": (
         lambda m, V: LowRankGaussian(m, V, epsilon=0.3),
         lambda m, V: (m, V @ V.mT + 0.3 * torch.eye(R, dtype=torch.float64)),
-        [numbers(R), numbers(R, 2, seed=1)],
+        [drawn(R), drawn(R, 2, seed=1)],
     ),
-    "full": (FullGaussian, lambda m, A: (m, A @ A.mT), [numbers(R), numbers(R, R, seed=1)]),
+    "full": (FullGaussian, lambda m, A: (m, A @ A.mT), [drawn(R), drawn(R, R, seed=1)]),
     "dual": (linear_posterior, textbook, problem(3, R)),
 }
 every_form = pytest.mark.parametrize("form", FORMS)
@@ -59,7 +55,7 @@ every_form = pytest.mark.parametrize("form", FORMS)
 @every_form
 def test_answers_are_those_of_the_dense_covariance(form):
     distribution, dense, given = FORMS[form]
-    q, (mean, covariance), features = distribution(*given), dense(*given), numbers(4, R, seed=9)
+    q, (mean, covariance), features = distribution(*given), dense(*given), drawn(4, R, seed=9)
     assert isinstance(q, DualGaussian) == (form == "dual")
     for answer, expected in (
         (q.mean, mean),
@@ -98,7 +94,7 @@ def test_the_same_seed_makes_the_same_draws():
 @every_form
 def test_gradcheck(form):
     distribution, _, given = FORMS[form]
-    given, features = [x.clone().requires_grad_() for x in given], numbers(3, R, seed=9)
+    given, features = [x.clone().requires_grad_() for x in given], drawn(3, R, seed=9)
 
     def function(*given):
         q = distribution(*given)
@@ -113,7 +109,7 @@ def test_float32_is_close_to_float64(form):
     distribution, _, given = FORMS[form]
     results = []
     for dtype in (torch.float64, torch.float32):
-        q, features = distribution(*(x.to(dtype) for x in given)), numbers(4, R, seed=9).to(dtype)
+        q, features = distribution(*(x.to(dtype) for x in given)), drawn(4, R, seed=9).to(dtype)
         predicted = q.predictive_covariance(features)
         results.append([q.mean, q.variance(), q.log_det(), predicted, q.sample(3)])
     for double, single in zip(*results, strict=True):
@@ -126,7 +122,7 @@ def test_float32_is_close_to_float64(form):
 def test_divergence_from_a_prior(form):
     distribution, dense, given = FORMS[form]
     given = [x.clone().requires_grad_() for x in given]
-    prior = numbers(R, seed=30).exp().requires_grad_()
+    prior = drawn(R, seed=30).exp().requires_grad_()
     value, (mean, covariance) = gaussian_kl(distribution(*given), prior), dense(*given)
     normal = MultivariateNormal(torch.zeros_like(prior), torch.diag(prior))
     expected = kl_divergence(MultivariateNormal(mean, covariance), normal)
@@ -143,7 +139,7 @@ def test_the_posterior_is_that_of_the_textbook(n, R):
     posterior, (mean, covariance) = linear_posterior(*given), textbook(*given)
     assert isinstance(posterior, FullGaussian if n >= R else DualGaussian)
     torch.testing.assert_close(posterior.log_det(), torch.linalg.slogdet(covariance)[1])
-    points = numbers(4, R, seed=5)
+    points = drawn(4, R, seed=5)
     ours = posterior.mean, posterior.predictive_covariance(points)
     theirs = mean, points @ covariance @ points.mT
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
