@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import difflib
 from collections.abc import Iterable
 from typing import Any
@@ -41,7 +40,7 @@ class ArgumentError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # From its finished message, not from what that was made of.
-        return copyreg.__newobj__, (type(self), *self.args), self.__dict__
+        return BaseException.__new__, (type(self), *self.args), self.__dict__
 
 
 class ShapeError(ArgumentError):
