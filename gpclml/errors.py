@@ -24,10 +24,6 @@ __all__ = [
 assert issubclass(NanError, RuntimeError)
 
 
-def _message(argument: str, got: object, expected: str, suggestion: str) -> str:
-    return f"{argument}: got {got}, expected {expected}. {suggestion}".rstrip()
-
-
 class ArgumentError(ValueError):
     """An argument has a value that cannot be used.
 
@@ -39,11 +35,12 @@ class ArgumentError(ValueError):
     """
 
     def __init__(self, argument: str, got: object, expected: str, suggestion: str = "") -> None:
-        super().__init__(_message(argument, got, expected, suggestion))
+        super().__init__(f"{argument}: got {got}, expected {expected}. {suggestion}".rstrip())
         self.argument = argument
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), self.args, self.__dict__)
+        # From its finished message, not from what that was made of.
+        return BaseException.__new__, (type(self), *self.args), self.__dict__
 
 
 class ShapeError(ArgumentError):
@@ -102,11 +99,3 @@ class UnknownNameError(ArgumentError):
 
 class DataError(OSError):
     """A data file is missing, corrupt or cannot be fetched."""
-
-
-def _restore(cls: type[ArgumentError], args: tuple, state: dict) -> ArgumentError:
-    """Rebuilds an error from its finished message (errors cross process borders)."""
-    error = cls.__new__(cls)
-    error.args = args
-    error.__dict__.update(state)
-    return error

@@ -24,20 +24,16 @@ def save_model(path, kernel="rbf", mean="mlp"):
 
 def laplace(n=20, **options):
     network = MLP([2, 4, 1], torch.nn.Tanh, generator=torch.Generator().manual_seed(0)).double()
-    options = {"curvature": Kronecker()} | options
-    return LaplaceMarginalLogLikelihood(
-        GaussianLikelihood().double(), LinearizedNetwork(network), n, **options
-    )
+    options, likelihood = {"curvature": Kronecker()} | options, GaussianLikelihood().double()
+    return LaplaceMarginalLogLikelihood(likelihood, LinearizedNetwork(network), n, **options)
 
 
 def train_online(path, mll=None, x=None, y=None, **options):
     mll = laplace() if mll is None else mll
-    default_x, default_y = data()
-    x, y = default_x if x is None else x, default_y if y is None else y
-    options = {
-        "epochs": 3, "burn_in": 1, "hyper_steps": 2, "batch_size": 10, "progress": False,
-    } | options  # fmt: skip
-    fit_online(mll, x, y, checkpoint=path, **options)
+    defaults = dict(epochs=3, burn_in=1, hyper_steps=2, batch_size=10, progress=False)
+    drawn = data()
+    x, y = drawn[0] if x is None else x, drawn[1] if y is None else y
+    fit_online(mll, x, y, checkpoint=path, **defaults | options)
     return mll
 
 
@@ -50,11 +46,9 @@ def transfer():
 def train_tasks(path, mll=None, tasks=None, **options):
     mll = transfer() if mll is None else mll
     tasks = PeriodicTasks(5, 6, seed=0) if tasks is None else tasks
-    options = {
-        "steps": 3, "look_every": 2, "validation": PeriodicTasks(5, 6, seed=1),
-        "validation_tasks": 2, "progress": False,
-    } | options  # fmt: skip
-    train_on_tasks(mll.model, mll, tasks, checkpoint=path, **options)
+    defaults = dict(steps=3, look_every=2, validation_tasks=2, progress=False)
+    defaults["validation"] = PeriodicTasks(5, 6, seed=1)
+    train_on_tasks(mll.model, mll, tasks, checkpoint=path, **defaults | options)
     return mll
 
 

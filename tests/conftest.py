@@ -67,9 +67,7 @@ def pytest_collection_modifyitems(items):
             raise pytest.UsageError(f"{test.nodeid} reads real data: mark it `data`")
 
 
-@pytest.fixture(
-    params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)],
-)
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request) -> torch.device:
     """Every device at hand."""
     if request.param == "cuda" and not torch.cuda.is_available():

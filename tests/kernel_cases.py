@@ -50,9 +50,7 @@ def network(d, outputs=2, scale=1.0):
 def constrained(d, **b):
     """Each constraint that GPyTorch has."""
     periodic = PeriodicKernel(
-        period_length_constraint=Interval(0.1, 8.0),
-        lengthscale_constraint=GreaterThan(0.05),
-        **b,
+        period_length_constraint=Interval(0.1, 8.0), lengthscale_constraint=GreaterThan(0.05), **b
     )
     exponential = Positive(transform=torch.exp, inv_transform=torch.log)
     rational = RQKernel(

@@ -12,27 +12,18 @@ ELSEWHERE = "192.0.2.1"  # an address for documentation, that no machine has
 pytest_plugins = ["pytester"]
 
 
-def use_socket(family, kind, call):
+def use(method, *arguments, family=socket.AF_INET, kind=socket.SOCK_STREAM):
     with socket.socket(family, kind) as connection:
         connection.settimeout(1)
-        call(connection)
+        getattr(connection, method)(*arguments)
 
 
-TCP = socket.AF_INET, socket.SOCK_STREAM
 LEAVING = [
-    lambda: use_socket(*TCP, lambda connection: connection.connect((ELSEWHERE, 80))),
-    lambda: use_socket(
-        socket.AF_INET6,
-        socket.SOCK_STREAM,
-        lambda connection: connection.connect(("2001:db8::1", 80)),
-    ),
-    lambda: use_socket(
-        socket.AF_INET,
-        socket.SOCK_DGRAM,
-        lambda connection: connection.sendto(b"hello", (ELSEWHERE, 9)),
-    ),
-    lambda: use_socket(*TCP, lambda connection: connection.bind(("", 0))),
-    lambda: use_socket(*TCP, lambda connection: connection.bind(("0.0.0.0", 0))),
+    lambda: use("connect", (ELSEWHERE, 80)),
+    lambda: use("connect", ("2001:db8::1", 80), family=socket.AF_INET6),
+    lambda: use("sendto", b"hello", (ELSEWHERE, 9), kind=socket.SOCK_DGRAM),
+    lambda: use("bind", ("", 0)),
+    lambda: use("bind", ("0.0.0.0", 0)),
     lambda: socket.create_connection(("example.org", 80), timeout=1),
     lambda: socket.gethostbyname("example.org"),
     lambda: socket.gethostbyaddr(ELSEWHERE),

@@ -69,12 +69,7 @@ def checked(*, late: bool = False, passes_on: str = "", **shapes: str) -> Callab
 
 
 def checked(
-    function: Callable | None = None,
-    /,
-    *,
-    late: bool = False,
-    passes_on: str = "",
-    **shapes: str,
+    function: Callable | None = None, /, *, late: bool = False, passes_on: str = "", **shapes: str
 ) -> Callable[..., Any]:
     """Makes a function raise typed errors for arguments of a wrong type or shape.
 
@@ -337,6 +332,7 @@ def _taken_by_layer(error: Exception) -> str:
 
 
 _SUGGESTIONS = {
+    "a tensor": "Use torch.as_tensor(...).",
     "conditioning": "Pass a strategy such as LeaveOneOut(); LastPoints(m=0) gives the LML.",
     "data": "Pass a DataLoader, or a pair (x, y) of tensors.",
     "function_dist": "Pass the model's output: mll(model(x), target).",
@@ -346,23 +342,22 @@ _SUGGESTIONS = {
     "models": "Pass a dictionary of models by name.",
     "optimizer": "Pass its name or its class: 'adam', torch.optim.Adam.",
 }
-"""What to do about an argument of another type, by its name."""
+"""What to do about an argument of another type, by its name or that of the type."""
 
 
 def _check_type(name: str, value: object, hint: Any) -> None:
     if unlike := mismatch(name, value, hint):
         name, value, hint = unlike
-        shown = repr(value) if isinstance(value, bool | int | float | complex) else type(value)
-        got = shown if isinstance(shown, str) else shown.__name__
+        is_number = isinstance(value, bool | int | float | complex)
+        got, expected = repr(value) if is_number else type(value).__name__, describe(hint)
         if isinstance(value, type):
             got = f"the class {value.__name__}"
         elif isinstance(value, Tensor) and value.is_meta:
             got = 'a tensor on the device "meta", which has no numbers'
-        suggestion = "Use torch.as_tensor(...)." if describe(hint) == "a tensor" else ""
-        suggestion = suggestion or _SUGGESTIONS.get(name, "")
+        suggestion = _SUGGESTIONS.get("a tensor" if expected == "a tensor" else name, "")
         if suggestion and isinstance(value, torch.distributions.Distribution):
             suggestion = "Were arguments swapped? An objective is called as mll(output, target)."
-        raise UnsupportedError(name, got, describe(hint), suggestion)
+        raise UnsupportedError(name, got, expected, suggestion)
     if isinstance(value, str) and (names := known_names(hint)) and value not in names:
         raise UnknownNameError(name, value, names)
     # torch and numpy overflow on integers of more than 64 bits.

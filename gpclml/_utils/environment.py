@@ -129,13 +129,13 @@ def load_botorch() -> None:
     # Settings are attributes of classes, of which BoTorch's import sets some.
     modules = gpytorch.settings, linear_operator.settings
     kinds = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
-    before = [dict(vars(kind)) for kind in kinds]
+    before = {kind: dict(vars(kind)) for kind in kinds}
     try:
         importlib.import_module("botorch")
     finally:
-        for kind, attributes in zip(kinds, before, strict=True):
-            for name, value in vars(kind).copy().items():
-                if value is not attributes.get(name):
-                    setattr(kind, name, attributes[name]) if name in attributes else delattr(
-                        kind, name
-                    )
+        for kind, attributes in before.items():
+            for name in vars(kind).keys() - attributes.keys():
+                delattr(kind, name)
+            for name, value in attributes.items():
+                if vars(kind)[name] is not value:
+                    setattr(kind, name, value)

@@ -21,6 +21,7 @@ from torch import Tensor
 from gpclml.errors import DataError, UnsupportedError
 
 _VERSION = 2
+_RESTORE = "Restore a copy of it, or write it again."
 _PRIMITIVES = (str, int, float, bool, bytes, type(None), torch.Size, torch.device)
 
 
@@ -59,10 +60,8 @@ def write_checkpoint(path: str | os.PathLike[str], kind: str, content: Mapping[s
     except (OSError, RuntimeError) as error:
         # Where a write fails torch raises a RuntimeError about positions, the cause behind it.
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
-        raise DataError(
-            f"path: cannot write {path} ({cause}). Give a file in a folder that exists, that you "
-            "may write to and whose disk has space left."
-        ) from error
+        advice = "Give a file in a folder that exists, that you may write to and whose disk has"
+        raise DataError(f"path: cannot write {path} ({cause}). {advice} space left.") from error
 
 
 def read_checkpoint(
@@ -85,31 +84,24 @@ def read_checkpoint(
             file.seek(0)
             content = torch.load(file, map_location=map_location, weights_only=True)
     except (RuntimeError, MemoryError) as error:  # of the device: the file is sound
-        raise DataError(
-            f"path: {path} cannot be loaded here ({str(error).splitlines()[0]}). Give "
-            "map_location, 'cpu' for one, or free some memory."
-        ) from error
+        advice = "Give map_location, 'cpu' for one, or free some memory."
+        said = str(error).splitlines()[0]
+        raise DataError(f"path: {path} cannot be loaded here ({said}). {advice}") from error
     except Exception as error:  # damaged files and foreign ones raise errors of many kinds
-        raise DataError(
-            f"path: {path} is damaged or not a checkpoint ({type(error).__name__}: "
-            f"{str(error).partition(chr(10))[0]}). Restore a copy of it, or write it again."
-        ) from error
+        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        got = f"path: {path} is damaged or not a checkpoint ({said})"
+        raise DataError(f"{got}. {_RESTORE}") from error
     if not isinstance(content, dict) or content.get("format") != kind:
-        raise DataError(
-            f"path: {path} is not a {kind} checkpoint. Give a file that was written as one."
-        )
-    if content.get("version") != _VERSION:
-        raise DataError(
-            f"path: {path} has checkpoint version {content.get('version')}, this release reads "
-            f"{_VERSION}. Load it with the release that wrote it."
-        )
+        advice = "Give a file that was written as one."
+        raise DataError(f"path: {path} is not a {kind} checkpoint. {advice}")
+    if (version := content.get("version")) != _VERSION:
+        got = f"path: {path} has checkpoint version {version}, this release reads {_VERSION}"
+        raise DataError(f"{got}. Load it with the release that wrote it.")
     for name, types in (required or {}).items():
         if name not in content or not isinstance(content[name], types):
             got = f"a {type(content[name]).__name__}" if name in content else "nothing"
-            raise DataError(
-                f"path: {path} has {got} for {name!r}, which a {kind} checkpoint needs. "
-                "Restore a copy of it, or write it again."
-            )
+            needed = f"which a {kind} checkpoint needs"
+            raise DataError(f"path: {path} has {got} for {name!r}, {needed}. {_RESTORE}")
     return content
 
 

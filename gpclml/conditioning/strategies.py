@@ -181,11 +181,7 @@ class RandomHoldout(Conditioning):
 
     @checked
     def __init__(
-        self,
-        fraction: float = 0.1,
-        seed: int | None = None,
-        *,
-        condition_on: int | None = None,
+        self, fraction: float = 0.1, seed: int | None = None, *, condition_on: int | None = None
     ) -> None:
         super().__init__(seed)
         if not 0 < fraction <= 1:
@@ -374,17 +370,16 @@ class HeldOut(Conditioning):
 
 def _row_indices(block: Indices) -> Tensor:
     indices = torch.as_tensor(block).cpu()
-    got = ""
     if indices.ndim != 1 or len(indices) == 0:
         got = f"indices of shape {tuple(indices.shape)}"
     elif indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
         got = f"indices of {indices.dtype}"
     elif int(indices.min()) < 0:
         got = f"index {int(indices.min())}"
-    if got:
-        expected = "a one-dimensional sequence of non-negative integers, not empty"
-        raise ArgumentError("blocks", got, expected)
-    return indices.long()
+    else:
+        return indices.long()
+    expected = "a one-dimensional sequence of non-negative integers, not empty"
+    raise ArgumentError("blocks", got, expected)
 
 
 def stack_by_size(blocks: Sequence[Tensor]) -> list[Tensor]:

@@ -15,24 +15,20 @@ Gradients = list[tuple[Tensor, Tensor]]
 may be there several times: its gradient is the sum."""
 
 
-VectorJacobianProduct = Callable[[Tensor], Gradients]
-"""Gradients of a loss with respect to the tensors that a value depends on, from that with respect
-to the value, which is symmetric where the value is a matrix of one set of points with itself."""
-
-
 class Evaluated(NamedTuple):
     """A value and its vector-Jacobian product.
 
     Attributes:
         value: Without a gradient.
         tensors: Those that it depends on and that require a gradient.
-        vjp: Gradients with respect to them, from that with respect to the value.
+        vjp: Gradients of a loss with respect to them, from that with respect to the value, which is
+            symmetric where the value is a matrix of one set of points with itself.
         is_free: Whether the memory of the value may be used for something else.
     """
 
     value: Tensor
     tensors: list[Tensor]
-    vjp: VectorJacobianProduct
+    vjp: Callable[[Tensor], Gradients]
     is_free: bool = False
 
 
@@ -81,22 +77,16 @@ class _Precomputed(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         if torch.is_grad_enabled():
-            refuse_double_backward("log densities and covariances in closed form")
+            raise UnsupportedError(
+                "log densities and covariances in closed form",
+                "backward with create_graph=True",
+                "a first derivative only",
+                "Its gradient is in closed form and not itself differentiable: take finite "
+                "differences of the gradient for a Hessian.",
+            )
         _ = ctx.saved_tensors
         totals: dict[int, Tensor] = {}
         for tensor, gradient in ctx.vjp(grads[0].to(ctx.dtype)):
             key = id(tensor)
             totals[key] = totals[key] + gradient if key in totals else gradient
         return None, None, None, *map(totals.get, map(id, ctx.tensors))
-
-
-def refuse_double_backward(name: str) -> None:
-    """Raises when a gradient is asked for that could itself be differentiated."""
-    if torch.is_grad_enabled():
-        raise UnsupportedError(
-            name,
-            "backward with create_graph=True",
-            "a first derivative only",
-            "Its gradient is in closed form and not itself differentiable: take finite "
-            "differences of the gradient for a Hessian.",
-        )

@@ -564,11 +564,10 @@ class LinearGram(DifferentiatedGram):
 
 
 class PolynomialGram(DifferentiatedGram):
-    """A power of inner products of points plus an offset."""
+    """A power of inner products of points plus an offset.
 
-    def metric(self, x: Tensor) -> Tensor:
-        """The points, although variances of differences also depend on where these are."""
-        return x
+    Its metric is that of the points, although variances of differences depend on where these are.
+    """
 
     def _matrix(self, x: Tensor, other: Tensor) -> Tensor:
         base = x @ other.mT + self._kernel.offset.to(x).unsqueeze(-1)
@@ -940,14 +939,10 @@ def closed_form(kernel: Kernel, *, select: bool = False) -> Gram | Reason:
     elif make is not None:
         gram = make(kernel)
     else:
-        bases = (
-            b
-            for b in kind.__mro__
-            if b in _KNOWN or b is kernels.MaternKernel or _METHOD in vars(b)
-        )
-        base = next(bases, None)
-        known = f"a subclass of {base.__name__}" if base else "not known in closed form"
-        return Reason(f"{kind.__name__} is {known}")
+        known = {*_KNOWN, kernels.MaternKernel}
+        base = next((base for base in kind.__mro__ if base in known or _METHOD in vars(base)), None)
+        what = f"a subclass of {base.__name__}" if base else "not known in closed form"
+        return Reason(f"{kind.__name__} is {what}")
     # What a kernel is called on has all columns, what its forward is called on only its own.
     dims = cast(Tensor | None, kernel.active_dims)
     if not select or dims is None or isinstance(gram, Reason):

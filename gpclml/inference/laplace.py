@@ -33,8 +33,8 @@ from torch import Tensor
 
 from gpclml._utils import environment
 from gpclml._utils.arguments import check_placement
-from gpclml.errors import NotConvergedError, ShapeError, UnsupportedError
-from gpclml.gram import Evaluated, Gradients, Reason, precomputed
+from gpclml.errors import NotConvergedError, UnsupportedError
+from gpclml.gram import Evaluated, Gradients, precomputed
 from gpclml.gram.autograd import fitted
 from gpclml.inference.observations import (
     MISSING_TERM,
@@ -42,7 +42,7 @@ from gpclml.inference.observations import (
     Observations,
     Road,
     Solver,
-    closed_form_of,
+    kernel_road,
     missing_targets,
 )
 from gpclml.likelihoods import (
@@ -69,7 +69,6 @@ _MOST_STEPS = 100  # of Newton's method, which takes about five
 # the mode is then squared once more. Other steps gain a constant share of what is left.
 _LAST_GAIN, _LAST_SLOW_GAIN = 1e-12, 1e-20
 _MATRICES = 9  # n x n at the peak of an evaluation with its gradient
-_NUMBERS_AT_ONCE = 1 << 22  # in the covariances of a batch of blocks
 _MOST_SWEEPS, _LEAST_CHANGE, _ROUNDED_CHANGE = 500, 1e-8, 1e-6  # of expectation propagation
 _LAST_SITES, _RIDGE = 5, 1e-12
 _GROWS = 2.0  # by which a change that is worse than the last is greater
@@ -92,7 +91,7 @@ class _Curvature:
 
     Attributes:
         curvature: The W of the precision, ``(*batch, n)``.
-        is_definite: Whether the precision has W as given, ``(*batch,)``; True for all.
+        is_definite: Whether the precision has W as given, ``(*batch,)`` or one for all.
         covariance: That of latent values where some W is negative; else None.
     """
 
@@ -105,7 +104,7 @@ class _Curvature:
             self.factor = safe_cholesky(B)  # with jitter, or an error that says what is wrong
         self.curvature = W
         self.covariance: Tensor | None = None
-        self.is_definite: Tensor | bool = True
+        self.is_definite = torch.ones((), dtype=torch.bool, device=K.device)
         self._log_det: Tensor | float = 0.0
         if not is_positive and bool((W < 0).any()):
             self._subtract(K, W)
@@ -123,8 +122,7 @@ class _Curvature:
         C = -root.unsqueeze(-1) * covariance * root.unsqueeze(-2)
         C.diagonal(dim1=-2, dim2=-1).add_(1.0)
         factor, info = torch.linalg.cholesky_ex(C)
-        is_definite = info == 0
-        self.is_definite, keep = is_definite, is_definite.unsqueeze(-1)
+        self.is_definite, keep = info == 0, (info == 0).unsqueeze(-1)
         self.curvature = torch.where(keep, W, W.clamp_min(0.0))
         eye = torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)
         factor = torch.where(keep.unsqueeze(-1), factor, eye)
@@ -175,27 +173,55 @@ def _times(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Mode:
-    """The mode of latent values given targets, and Laplace's approximation there, in float64.
+class _Approximated:
+    """A normal approximation of latent values given targets, which predicts others; in float64.
 
     Attributes:
-        latent, weights: The mode f, and a = K⁻¹ (f - m), ``(*batch, n)``.
-        at: Log densities of the targets and their derivatives at the mode.
-        mean, curvature: The prior mean m, and factors at the mode.
+        latent, weights: Means f of latent values, and a = K⁻¹ (f - m), ``(*batch, n)``.
+        mean, curvature: The prior mean m, and factors.
     """
 
     latent: Tensor
     weights: Tensor
-    at: Derivatives
     mean: Tensor
     curvature: _Curvature
+
+    def given(self, cross: Tensor, keep: bool = False) -> ConditionedBlock:
+        """See :class:`~gpclml.linalg.Predictor`."""
+        cross, curvature = cross.double(), self.curvature
+        shift = _times(cross.mT, self.weights)
+        if curvature.covariance is not None:
+            product = curvature.times_r(cross)
+            reduction = (cross * product).sum(-2)
+            return _Block(shift, reduction, (cross, product) if keep else None)
+        V = curvature.whitened(cross)
+        return ConditionedBlock(shift, V.square().sum(-2), V if keep else None)
+
+
+class _Block(ConditionedBlock):
+    """Of a mode with negative W, where R has no real root."""
+
+    def joint_reduction(self, other: Any) -> Tensor:
+        """See :class:`~gpclml.linalg.ConditionedBlock`."""
+        return self.vectors[0].mT @ other.vectors[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Mode(_Approximated):
+    """The mode of latent values, and Laplace's approximation there.
+
+    Attributes:
+        at: Log densities of the targets and their derivatives at the mode.
+    """
+
+    at: Derivatives
 
     @property
     def log_evidence(self) -> Tensor:
         """Laplace's approximation of log p(y), ``(*batch,)``; NaN at what is no maximum."""
         fit = (self.at.log_prob - 0.5 * self.weights * (self.latent - self.mean)).sum(-1)
         value = fit - 0.5 * self.curvature.log_det
-        return torch.where(torch.as_tensor(self.curvature.is_definite), value, torch.nan)
+        return torch.where(self.curvature.is_definite, value, torch.nan)
 
     @property
     def start(self) -> tuple[Tensor, ...]:
@@ -258,11 +284,9 @@ def find_mode(
     value, at = log_joint(a, f)
     if start is not None and start.shape == a.shape:
         started = mean + _times(K, start)
-        other, start_derivatives = log_joint(start, started)
-        better = other > value
-        ahead = better.unsqueeze(-1)
-        a, f, value = a.where(~ahead, start), f.where(~ahead, started), value.where(~better, other)
-        at = Derivatives(*(x.where(~ahead, y) for x, y in zip(at, start_derivatives, strict=True)))
+        better = (log_joint(start, started)[0] > value).unsqueeze(-1)
+        a, f = torch.where(better, start, a), torch.where(better, started, f)
+        value, at = log_joint(a, f)
     curvature = _Curvature(K, -at.second, density.is_log_concave)
     for _ in range(_MOST_STEPS):
         b = curvature.curvature * (f - mean) + at.first
@@ -284,37 +308,31 @@ def find_mode(
             kept = rises.unsqueeze(-1)
             new_a, new_f = torch.where(kept, new_a, a), torch.where(kept, new_f, f)
             new_value, new_at = log_joint(new_a, new_f)
-        enough: Any = _LAST_GAIN
-        if curvature.is_definite is not True:
-            enough = torch.where(cast(Tensor, curvature.is_definite), _LAST_GAIN, _LAST_SLOW_GAIN)
+        gains = torch.where(curvature.is_definite, gain > _LAST_GAIN, gain > _LAST_SLOW_GAIN)
         # Sums of steps would gather rounding.
         a, f, value, at = new_a, mean + _times(K, new_a), new_value, new_at
         curvature = _Curvature(K, -at.second, density.is_log_concave)
         # NaN and steps that rounding ends count as the last.
-        if not bool(((gain > enough) & (step.squeeze(-1) >= _SHORTEST)).any()):
+        if not bool((gains & (step.squeeze(-1) >= _SHORTEST)).any()):
             break
-    return Mode(f, a, at, mean, curvature)
+    return Mode(f, a, mean, curvature, at)
 
 
 @dataclass(frozen=True, eq=False)
-class Sites:
+class Sites(_Approximated):
     """Expectation propagation: each target's density replaced by a normal one of its latent value.
 
+    Factors have the precisions of the sites as W.
+
     Attributes:
-        latent, weights: Means of latent values and a = K⁻¹ (latent - m), ``(*batch, n)``.
         precision, shift: Of the sites: each is exp(shift f - precision f² / 2) of f less its prior
             mean.
-        mean, curvature: The prior mean m, and factors with the precisions of the sites as W.
         cavity_mean, cavity_variance: Of latent values without their own target, ``(*batch, n)``.
         log_mass: Logarithm of each target's density, averaged over that.
     """
 
-    latent: Tensor
-    weights: Tensor
     precision: Tensor
     shift: Tensor
-    mean: Tensor
-    curvature: _Curvature
     cavity_mean: Tensor
     cavity_variance: Tensor
     log_mass: Tensor
@@ -417,7 +435,7 @@ def find_sites(
         # Where latent values have a scale of some thousands the last digits are rounding.
         if change < _LEAST_CHANGE or last <= change < _ROUNDED_CHANGE:
             return Sites(
-                mean, weights, precision, shift, prior_mean, curvature, cavity_mean,
+                mean, weights, prior_mean, curvature, precision, shift, cavity_mean,
                 cavity_variance, log_mass,
             )  # fmt: skip
         # Of points that tell the same about each other all sites at once go too far. Then half of
@@ -514,12 +532,8 @@ class LatentObservations(Observations):
 
     def road(self, solver: Solver, blocks: Sequence[Tensor]) -> Road:
         """Which way an evaluation goes, and why not a faster one."""
-        gram = closed_form_of(self.latent, dense=True)
-        is_laplace = self.approximation == "laplace"
-        name = "Laplace's approximation" if is_laplace else "expectation propagation"
-        if isinstance(gram, Reason):
-            return Road(f"GPyTorch's kernel, {name}", gram)
-        return Road(f"closed form, {name}")
+        names = {"laplace": "Laplace's approximation", "ep": "expectation propagation"}
+        return kernel_road(self.latent, names[self.approximation])
 
 
 def latent_observations(
@@ -530,17 +544,11 @@ def latent_observations(
     Typed errors say that likelihood, distribution and targets do not fit each other.
     """
     density = target_density(likelihood)
-    if not isinstance(function_dist, MultivariateNormal) or isinstance(
-        function_dist, MultitaskMultivariateNormal
-    ):
+    if isinstance(function_dist, MultitaskMultivariateNormal):
         kind = type(function_dist).__name__
         suggestion = "Pass the model's output: mll(model(x), target)."
         raise UnsupportedError("function_dist", kind, "a MultivariateNormal", suggestion)
     mean = function_dist.mean
-    if target.shape[-1:] != function_dist.event_shape:
-        expected = f"(*batch, {mean.shape[-1]}), as the model's output"
-        suggestion = "Pass the targets of the inputs that the model was called on."
-        raise ShapeError("target", tuple(target.shape), expected, suggestion)
     if not target.is_floating_point():
         target = target.to(mean.dtype)
     check_placement("target", target, mean)
@@ -609,18 +617,16 @@ class LatentCovariance(ExactCovariance):
             if bool((start[0] < 0).any()):
                 kind = type(self._density.likelihood).__name__
                 raise UnsupportedError("approximation", f"'ep' of {kind}", "'laplace'")
-        return find_sites(
-            self._rows(rows), self._prior_mean[..., rows], self._density,
-            self.targets[..., rows].detach().double(),
-            None if self.observed is None else self.observed[..., rows], cast(Any, start),
-        )  # fmt: skip
+        return find_sites(*self._problem(rows), cast(Any, start))
 
     def _mode_of(self, rows: Any, start: Tensor | None) -> Mode:
+        return find_mode(*self._problem(rows), start)
+
+    def _problem(self, rows: Any) -> tuple[Tensor, Tensor, TargetDensity, Tensor, Tensor | None]:
+        """Prior, density and targets at some points, and which of these have one."""
         observed = None if self.observed is None else self.observed[..., rows]
-        return find_mode(
-            self._rows(rows), self._prior_mean[..., rows], self._density,
-            self.targets[..., rows].detach().double(), observed, start,
-        )  # fmt: skip
+        targets = self.targets[..., rows].detach().double()
+        return self._rows(rows), self._prior_mean[..., rows], self._density, targets, observed
 
     def _rows(self, rows: Any) -> Tensor:
         return self._prior[..., rows, :][..., rows]
@@ -643,8 +649,8 @@ class LatentCovariance(ExactCovariance):
         """
         flat = [block for group in blocks for block in group.reshape(-1, group.shape[-1])]
         value = len(flat) * self.approximated.log_evidence
-        evidences: list[tuple[float, Any, Mode | Sites]] = []
-        evidences.append((float(len(flat)), slice(None), self.approximated))
+        evidences: list[tuple[float, Any, Mode | Sites]]
+        evidences = [(float(len(flat)), slice(None), self.approximated)]
         for block in flat:
             others, approximated = self._others(block)
             if approximated is not None:
@@ -658,7 +664,7 @@ class LatentCovariance(ExactCovariance):
             gradients: Gradients = []
             for sign, rows, approximated in evidences:
                 weight = (sign * grad).unsqueeze(-1)
-                block = self._rows(rows)
+                block, _, _, targets, observed = self._problem(rows)
                 matrix_term, mean_term, target_weights = approximated.gradients(block)
                 matrix_term = (weight.unsqueeze(-1) * matrix_term).sum_to_size(block.shape)
                 mean_term = (weight * mean_term).sum_to_size(grad_mean[..., rows].shape)
@@ -668,10 +674,8 @@ class LatentCovariance(ExactCovariance):
                     grad_matrix[..., rows.unsqueeze(-1), rows] += matrix_term
                     grad_mean[..., rows] += mean_term
                 weights = tuple(weight * term for term in target_weights)
-                if self.observed is not None:
-                    seen = self.observed[..., rows]
-                    weights = tuple(torch.where(seen, term, 0.0) for term in weights)
-                targets = self.targets[..., rows].detach().double()
+                if observed is not None:
+                    weights = tuple(torch.where(observed, term, 0.0) for term in weights)
                 gradients += approximated.parameter_gradients(self._density, targets, weights)
             pairs = [(matrix, grad_matrix), (mean, grad_mean), *gradients]
             return [(t, fitted(g, t)) for t, g in pairs if t.requires_grad]
@@ -682,41 +686,18 @@ class LatentCovariance(ExactCovariance):
     def block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """By an approximation for each block's others; single points by their cavities, from one.
 
-        Gradients are those of :meth:`held_out_log_density`; without any, blocks of one size are
-        evaluated together.
+        Gradients are those of :meth:`held_out_log_density`; single points have none.
         """
         values = []
         for group in blocks:
             if group.shape[-1] == 1 and len(group) > 1:
                 values.append(self._cavity(group.squeeze(-1))[0])
-            elif (
-                torch.is_grad_enabled()
-                or len(self.shape) > 2
-                or len(group) == 1
-                or (self.approximation == "ep")
-            ):
+            else:
                 values += [
                     self.held_out_log_density(residual, [block.unsqueeze(0)]).unsqueeze(-1)
                     for block in group
                 ]
-            else:
-                chunk_size = max(1, _NUMBERS_AT_ONCE // self.shape.numel())
-                values += [self._conditionals(chunk) for chunk in group.split(chunk_size)]
         return torch.cat(values, -1)
-
-    def _conditionals(self, blocks: Tensor) -> Tensor:
-        """Log densities of blocks of one size given their others, ``(k,)``, without gradients."""
-        kept = torch.ones(len(blocks), self.shape[-1], dtype=torch.bool)
-        kept.scatter_(1, blocks.cpu(), False)
-        rows = kept.nonzero()[:, 1].reshape(len(blocks), -1).to(self.device)
-        if not rows.numel():
-            return self.mode.log_evidence.expand(len(blocks)).to(self.dtype)
-        others = find_mode(
-            self._prior[rows.unsqueeze(-1), rows.unsqueeze(-2)], self._prior_mean[rows],
-            self._density, self.targets[rows].double(),
-            None if self.observed is None else self.observed[rows], self.mode.weights[rows],
-        )  # fmt: skip
-        return (self.mode.log_evidence - others.log_evidence).to(self.dtype)
 
     def _cavity(self, rows: Tensor) -> tuple[Tensor, TargetPrediction]:
         """Log densities of single targets given all others, and their predictions.
@@ -790,24 +771,23 @@ class LatentCovariance(ExactCovariance):
         raise UnsupportedError("model", kind, "a Gaussian likelihood", "Use learning_curve.")
 
     def predictor(self, residual: Tensor, missing: Tensor | None = None) -> Predictor:
-        """What the mode says of other latent values."""
-        return _LatentPredictor(self.approximated)
+        """What the approximation says of other latent values."""
+        return self.approximated
 
     def take(self, rows: Tensor) -> LatentCovariance:
         """See :class:`~gpclml.linalg.ExactCovariance`."""
         rows = rows.to(self.device)
-        observed = None if self.observed is None else self.observed[..., rows]
-        return LatentCovariance(
-            self.matrix[..., rows, :][..., rows], self.mean[..., rows], self._density,
-            self.targets[..., rows], observed, approximation=self.approximation,
-        )  # fmt: skip
+        return self._at(self.matrix[..., rows, :][..., rows], (..., rows))
 
     def __getitem__(self, index: Any) -> LatentCovariance:
+        return self._at(self.matrix[index], index)
+
+    def _at(self, matrix: Tensor, index: Any) -> LatentCovariance:
         observed = None if self.observed is None else self.observed[index]
+        mean, targets = self.mean[index], self.targets[index]
         return LatentCovariance(
-            self.matrix[index], self.mean[index], self._density, self.targets[index], observed,
-            approximation=self.approximation,
-        )  # fmt: skip
+            matrix, mean, self._density, targets, observed, approximation=self.approximation
+        )
 
     def diagonal(self) -> Tensor:
         """Prior variances of the latent values."""
@@ -821,29 +801,3 @@ class LatentCovariance(ExactCovariance):
         """Of the matrix that is factored at the mode, I + √W K √W."""
         factor = self.approximated.curvature.factor
         return float(torch.linalg.cond(factor)) ** 2
-
-
-class _LatentPredictor:
-    """What the mode, or sites, say of other latent values."""
-
-    def __init__(self, mode: Mode | Sites) -> None:
-        self._mode = mode
-
-    def given(self, cross: Tensor, keep: bool = False) -> ConditionedBlock:
-        """See :class:`~gpclml.linalg.Predictor`."""
-        cross, curvature = cross.double(), self._mode.curvature
-        shift = _times(cross.mT, self._mode.weights)
-        if curvature.covariance is not None:
-            product = curvature.times_r(cross)
-            reduction = (cross * product).sum(-2)
-            return _Block(shift, reduction, (cross, product) if keep else None)
-        V = curvature.whitened(cross)
-        return ConditionedBlock(shift, V.square().sum(-2), V if keep else None)
-
-
-class _Block(ConditionedBlock):
-    """Of a mode with negative W, where R has no real root."""
-
-    def joint_reduction(self, other: Any) -> Tensor:
-        """See :class:`~gpclml.linalg.ConditionedBlock`."""
-        return self.vectors[0].mT @ other.vectors[1]

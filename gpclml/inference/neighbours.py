@@ -32,6 +32,7 @@ from gpclml.inference.observations import (
     Observations,
     Road,
     closed_form_of,
+    kernel_road,
     metric_points,
     missing_targets,
     training_observations,
@@ -85,10 +86,7 @@ def conditional_log_densities(data: Observations, split: Split, *, checked: bool
 
 def neighbors_road(latent: LinearOperator, size: int) -> Road:
     """How densities of so many points together are computed, and why not by a faster way."""
-    gram, how = closed_form_of(latent, dense=True), f"Cholesky factors of {size} points each"
-    if isinstance(gram, Gram):
-        return Road(f"closed form, {how}")
-    return Road(f"GPyTorch's kernel, {how}", gram)
+    return kernel_road(latent, f"Cholesky factors of {size} points each")
 
 
 def _noise(data: Observations) -> Tensor | torch.nn.Module:

@@ -396,10 +396,8 @@ class Observations:
         else:
             latent = to_linear_operator(covariance.to_dense())
         missing = None if self.missing is None else self.missing[index]
-        residual = self.residual[index]
-        return replace(
-            self, latent=latent, independent_noise=noise, residual=residual, missing=missing
-        )
+        selected = {"latent": latent, "independent_noise": noise, "missing": missing}
+        return replace(self, residual=self.residual[index], **selected)
 
     def flatten(self, values: Tensor) -> Tensor:
         """Values with an event shape, ``(*batch, n)`` or ``(*batch, n, t)``, as ``(*batch, N)``."""
@@ -471,10 +469,6 @@ def observations(
         checked: Refuse targets that are not finite here; else they make the density NaN.
         **kwargs: Passed on to the likelihood.
     """
-    if not isinstance(likelihood, _GaussianLikelihoodBase):
-        from gpclml.inference.laplace import latent_observations
-
-        return latent_observations(likelihood, function_dist, target)
     if not isinstance(function_dist, MultivariateNormal):
         kind = type(function_dist).__name__
         suggestion = "Pass the model's output: mll(model(x), target)."
@@ -484,6 +478,10 @@ def observations(
         expected = f"(*batch, {', '.join(map(str, event))}), as the model's output"
         suggestion = "Pass the targets of the inputs that the model was called on."
         raise ShapeError("target", tuple(target.shape), expected, suggestion)
+    if not isinstance(likelihood, _GaussianLikelihoodBase):
+        from gpclml.inference.laplace import latent_observations
+
+        return latent_observations(likelihood, function_dist, target)
     latent = function_dist.lazy_covariance_matrix
     check_placement("target", target, mean)
     _check_parameters("likelihood", likelihood, mean, any_dtype=False)
@@ -648,6 +646,14 @@ def closed_form_of(covariance: LinearOperator, *, dense: bool = False) -> Gram |
     if not dense and isinstance(gram, Gram) and gram.rank(num_columns) < num_points:
         return Reason("the kernel is of low rank, and its matrix is not formed")
     return gram
+
+
+def kernel_road(latent: LinearOperator, way: str) -> Road:
+    """A way that evaluates the kernel as a matrix, and why that is left to GPyTorch if it is."""
+    gram = closed_form_of(latent, dense=True)
+    if isinstance(gram, Reason):
+        return Road(f"GPyTorch's kernel, {way}", gram)
+    return Road(f"closed form, {way}")
 
 
 POINTS_AT_ONCE = 1 << 16

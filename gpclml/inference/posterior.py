@@ -21,6 +21,7 @@ from torch.distributions import Normal
 from gpclml._utils import environment
 from gpclml._utils.arguments import check_counts, check_finite, checked
 from gpclml._utils.arrays import points_as_tensor
+from gpclml._utils.resuming import digest
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.inference.observations import (
     Observations,
@@ -33,7 +34,6 @@ from gpclml.inference.observations import (
 )
 from gpclml.inference.units import (
     PosteriorNormal,
-    Units,
     above_rounding,
     to_training_units,
     units_of_targets,
@@ -196,7 +196,7 @@ def posterior_given(
     ]
     mean = (prior.mean + torch.cat([block.shift for block in blocks], dim=-1)).to(like)
     if not marginal:
-        covariance = prior.conditional_covariance(chunks, blocks).to(like)
+        covariance = prior.conditional_covariance(blocks).to(like)
         return PosteriorNormal(mean, covariance), blocks
     variance = torch.cat([prior.variance(rows) for rows in chunks], dim=-1)
     reduction = torch.cat([block.reduction for block in blocks], dim=-1)
@@ -245,24 +245,16 @@ class JointPrior:
         """Variances of new points, ``(*batch, rows)``."""
         return self._block(rows, rows).diagonal(dim1=-1, dim2=-2)
 
-    def conditional_covariance(
-        self, chunks: Sequence[slice], blocks: Sequence[ConditionedBlock]
-    ) -> Tensor:
+    def conditional_covariance(self, blocks: Sequence[ConditionedBlock]) -> Tensor:
         """Covariance of all new points given the training points, ``(*batch, m, m)``."""
-        pairs, variances, stripes = list(zip(chunks, blocks, strict=True)), [], []
-        for rows, left in pairs:
-            stripe = []
-            for columns, right in pairs:
-                prior = evaluate_block(self._block(rows, columns))
-                if left is right:
-                    variances.append(prior.diagonal(dim1=-1, dim2=-2))
-                stripe.append(prior - left.joint_reduction(right))
-            stripes.append(torch.cat(stripe, dim=-1))
-        covariance = torch.cat(stripes, dim=-2)
+        points = slice(0, self.mean.shape[-1])
+        prior = evaluate_block(self._block(points, points))
+        stripes = [[left.joint_reduction(right) for right in blocks] for left in blocks]
+        covariance = prior - torch.cat([torch.cat(stripe, dim=-1) for stripe in stripes], dim=-2)
         # Blocks of conjugate gradients are symmetric up to their tolerance only.
         covariance = 0.5 * (covariance + covariance.mT)
         variance = covariance.diagonal(dim1=-1, dim2=-2)
-        raised = above_rounding(variance, torch.cat(variances, dim=-1))
+        raised = above_rounding(variance, prior.diagonal(dim1=-1, dim2=-2))
         return covariance + torch.diag_embed(raised - variance)
 
     def _block(self, rows: slice, columns: slice) -> LinearOperator:
@@ -339,26 +331,21 @@ def choose_posterior_solver(
     return conjugate_gradients(solver, numbers, x, size, suggestion, loss)
 
 
-def num_points_at_once(
-    x: Tensor, size: int, batch: int, joint: bool, held: int = 0, asked: int | None = None
-) -> int:
+def num_points_at_once(x: Tensor, size: int, batch: int, joint: bool, held: int = 0) -> int:
     """How many new points are solved for together; an ArgumentError where they do not fit.
 
     There are ``size`` training points in all members of a batch, and ``held`` numbers in memory
-    throughout. Unless a number is asked for, as many as fit, of at most 2²³ numbers an array.
+    throughout. As many as fit, of at most 2²³ numbers an array.
     """
-    m = x.shape[-2]
+    m, got, suggestion = x.shape[-2], "one point", "Use fewer training points."
     if joint:
         held += 3 * size * m + 4 * batch * m * m * 8 // x.dtype.itemsize  # those in float64
-    if asked is None:
-        there = environment.available_memory(x.device) // x.dtype.itemsize - held
-        asked = max(1, min(_NUMBERS_AT_ONCE, there // (2 * VECTORS_AT_PEAK)) // size)
-    got, suggestion = f"{min(m, asked)} points at once", "Lower points_at_once."
-    if joint:
         got, suggestion = f"{m} points jointly", "Give fewer, or ask for their marginals."
-    numbers = held + VECTORS_AT_PEAK * size * min(m, asked)
+    there = environment.available_memory(x.device) // x.dtype.itemsize - held
+    count = max(1, min(_NUMBERS_AT_ONCE, there // (2 * VECTORS_AT_PEAK)) // size)
+    numbers = held + VECTORS_AT_PEAK * size * min(m, count)
     environment.check_memory("x", got, numbers, x.dtype, x.device, suggestion)
-    return min(m, asked)
+    return min(m, count)
 
 
 def refuse_gradient(x: object) -> None:
@@ -430,11 +417,6 @@ class IterativePosterior:
         solver: Tolerance and other settings; ``ConjugateGradients()`` if None. Every residual has
             to reach the tolerance, and that of the training targets a tenth of it if rounding
             permits. ``max_error`` is for densities and has no effect here.
-        units: Units of the targets: "original", or "training" for those that the model standardizes
-            to.
-        points_at_once: Number of new points that are solved for together, with memory for 16 arrays
-            of n times this number. If None, one such array has 2²³ numbers, or fewer if memory is
-            short.
 
     Attributes:
         report: How well the training targets were solved for.
@@ -462,17 +444,8 @@ class IterativePosterior:
     """
 
     @checked
-    def __init__(
-        self,
-        model: ExactGP,
-        solver: ConjugateGradients | None = None,
-        *,
-        units: Units = "original",
-        points_at_once: int | None = None,
-    ) -> None:
-        check_counts(points_at_once=points_at_once)
-        self._model, self._points_at_once = model, points_at_once
-        solver = solver or ConjugateGradients()
+    def __init__(self, model: ExactGP, solver: ConjugateGradients | None = None) -> None:
+        self._model, solver = model, solver or ConjugateGradients()
         with reading(model):
             data = training_observations(model)
             if data.num_tasks > 1:
@@ -480,12 +453,12 @@ class IterativePosterior:
                     "model", f"one of {data.num_tasks} tasks", "one of a single task",
                     "Use the model's own posterior, by a dense factorization.",
                 )  # fmt: skip
-            self._scale, self._shift = units_of_targets(model, units)
+            self._scale, self._shift = units_of_targets(model)
             covariance = data.iterative(solver)
             self._held = _check_memory(covariance, data.residual)
             self._given = covariance.predictor(data.residual, data.missing)
             # In eval mode BoTorch's models hold transformed inputs.
-            self._copies = {name: value.detach().clone() for name, value in _tensors(model).items()}
+            self._digests = _digests(model)
         solution = self._given.solution
         self.report: SolveReport = SolveReport(
             solution.iterations, solution.relative, float(self._given.error.max())
@@ -503,10 +476,7 @@ class IterativePosterior:
             function at the point, in first order. The mean of :meth:`predict` is closer.
 
         Raises:
-            ShapeError: The points do not fit the training inputs.
-            NonFiniteError: A point is not finite, or the kernel is not at one.
-            ArgumentError: Another dtype or device, or a model that has changed.
-            UnsupportedError: x asks for a gradient.
+            NonFiniteError: The kernel is not finite at a point. Others as of :meth:`predict`.
 
         Note:
             n m evaluations of the kernel and 2 n m floating-point operations.
@@ -584,7 +554,8 @@ class IterativePosterior:
         Note:
             2 n² m floating-point operations per iteration, the evaluation of the covariance if it
             is not kept, and 4 n m² operations for the joint covariance. Memory: 16 arrays of n
-            times ``points_at_once`` numbers, and 3 n m + 4 m² more for the joint covariance.
+            times the points that are solved for together, of at most 2²³ numbers each, and
+            3 n m + 4 m² more for the joint covariance.
         """
         with self._at(x, joint=not marginal) as (x, prior, chunks):
             posterior, blocks = posterior_given(prior, self._given, chunks, marginal, x)
@@ -606,15 +577,14 @@ class IterativePosterior:
         """The points as the kernel takes them, their prior, and chunks of them."""
         refuse_gradient(x)
         with reading(self._model):
-            _check_unchanged(self._model, self._copies)
+            _check_unchanged(self._model, self._digests)
             x = new_points(self._model, x)
             prior = JointPrior(self._model, x)
             batch, m = prior.batch_shape.numel(), x.shape[-2]
-            size = batch * prior.num_train
-            step = num_points_at_once(x, size, batch, joint, self._held, self._points_at_once)
+            step = num_points_at_once(x, batch * prior.num_train, batch, joint, self._held)
             yield x, prior, [slice(i, min(i + step, m)) for i in range(0, m, step)]
             # The points may have moved the grid of an interpolated kernel.
-            _check_unchanged(self._model, self._copies)
+            _check_unchanged(self._model, self._digests)
 
 
 def _check_memory(covariance: IterativeCovariance, residual: Tensor) -> int:
@@ -632,17 +602,15 @@ def _check_memory(covariance: IterativeCovariance, residual: Tensor) -> int:
     return held
 
 
-def _check_unchanged(model: ExactGP, copies: dict[str, Tensor]) -> None:
-    """Refuses a model of which a parameter, buffer or number of its data differs from its copy.
+def _check_unchanged(model: ExactGP, digests: dict[str, str]) -> None:
+    """Refuses a model of which a parameter, buffer or number of its data has another digest.
 
     Values are compared, not versions of tensors: GPyTorch's setters write through ``.data``, which
     leaves no trace in a version.
     """
-    tensors = _tensors(model)
-    for name in {**copies, **tensors}:
-        old, new = (given.get(name, torch.empty(0)) for given in (copies, tensors))
-        same_kind = (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
-        if not same_kind or not torch.allclose(old, new, 0.0, 0.0, equal_nan=True):  # NaN: missing
+    now = _digests(model)
+    for name in {**digests, **now}:
+        if digests.get(name) != now.get(name):
             raise ArgumentError(
                 "model", f"a changed {name}",
                 "the parameters and data that the posterior was computed with",
@@ -650,11 +618,12 @@ def _check_unchanged(model: ExactGP, copies: dict[str, Tensor]) -> None:
             )  # fmt: skip
 
 
-def _tensors(model: ExactGP) -> dict[str, Tensor]:
-    """Parameters, buffers and training data by their names."""
-    inputs = {f"train_inputs[{i}]": x for i, x in enumerate(model.train_inputs or ())}
-    targets = {"train_targets": cast(Tensor, model.train_targets)}
-    return {**dict(model.named_parameters()), **dict(model.named_buffers()), **inputs, **targets}
+def _digests(model: ExactGP) -> dict[str, str]:
+    """Digests of parameters, buffers and training data by their names."""
+    tensors = {f"train_inputs[{i}]": x for i, x in enumerate(model.train_inputs or ())}
+    tensors["train_targets"] = cast(Tensor, model.train_targets)
+    tensors |= {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: f"{tensor.device} {digest(tensor)}" for name, tensor in tensors.items()}
 
 
 def predictive_observations(

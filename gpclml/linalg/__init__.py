@@ -4,7 +4,6 @@ A :class:`Covariance` is dense, of low rank plus a diagonal, or solved by conjug
 Tensors go in and tensors come out: nothing here knows of models.
 """
 
-from gpclml.gram.autograd import refuse_double_backward
 from gpclml.linalg.covariance import ConditionedBlock, Covariance, ExactCovariance, Predictor
 from gpclml.linalg.dense import DenseCovariance, GramCovariance
 from gpclml.linalg.iterative import (
@@ -33,7 +32,6 @@ __all__ = [
     "Predictor",
     "RowProducts",
     "permute",
-    "refuse_double_backward",
     "safe_cholesky",
     "symmetric_product",
     "take",

@@ -286,14 +286,12 @@ class DenseCovariance(ExactCovariance):
         residuals = residual.detach() if order is None else take(residual.detach(), order)
         residuals = residuals.unsqueeze(-2) if layout is None else layout.stacked(residuals)
         residuals = residuals.to(dtype)
-        evaluate = density.evaluate
-        if layout is not None:
-            evaluate = lambda K, *given: density.evaluate(layout.covariances(K), *given)  # noqa: E731
+        members = shape if layout is None else (*layout.sizes, *shape[-2:])
         try:
-            values, state = evaluate(matrix, residuals, is_free)
+            values, state = density.evaluate(matrix.reshape(members), residuals, is_free)
         except SingularError:
-            is_free = False
-            values, state = evaluate(self._evaluated(order, batch).value, residuals, is_free)
+            is_free, matrix = False, self._evaluated(order, batch).value
+            values, state = density.evaluate(matrix.reshape(members), residuals, is_free)
         del matrix  # the product needs the factor, and not the matrix
         # A list, so that the product can let go of the state before the gradient is formed.
         states = [state]
@@ -306,7 +304,9 @@ class DenseCovariance(ExactCovariance):
             if states:
                 state = states.pop()
             else:  # a graph that was kept: the gradient has the memory of the factor
-                state = evaluate(self._evaluated(order, batch).value, residuals, True)[1]
+                again = self._evaluated(order, batch).value.reshape(members)
+                state = density.evaluate(again, residuals, True)[1]
+                del again
             if not is_free:
                 states.append(state)
             grad_matrix, columns = density.gradient(state, weights, is_free)
@@ -449,7 +449,8 @@ def _reordered(evaluated: Evaluated, order: Tensor, batch: Size, *, is_free: boo
 class BatchLayout:
     """How a batch of residuals splits into covariances and the k residuals that share each.
 
-    They share one in dimensions where the covariances' batch has size 1, or which it lacks.
+    They share one in dimensions where the covariances' batch has size 1, or which it lacks. The
+    batch of covariances that are there once is ``sizes``.
     """
 
     def __init__(self, covariances: Size, batch: Size) -> None:
@@ -458,21 +459,17 @@ class BatchLayout:
         self._batch = batch
         self._shared = [i for i, size in enumerate(padded) if size < batch[i]]
         self._last = list(range(len(batch) - len(self._shared), len(batch)))
-        self._sizes = [size for i, size in enumerate(batch) if i not in self._shared]
-
-    def covariances(self, matrix: Tensor) -> Tensor:
-        """Each covariance once, ``(*sizes, n, n)``."""
-        return matrix.reshape(*self._sizes, *matrix.shape[-2:])
+        self.sizes: list[int] = [size for i, size in enumerate(batch) if i not in self._shared]
 
     def stacked(self, values: Tensor) -> Tensor:
         """Numbers of each covariance's residuals, ``(*batch, ...)`` to ``(*sizes, k, ...)``."""
         event = values.shape[len(self._batch) :]
-        return values.movedim(self._shared, self._last).reshape(*self._sizes, -1, *event)
+        return values.movedim(self._shared, self._last).reshape(*self.sizes, -1, *event)
 
     def unstacked(self, values: Tensor) -> Tensor:
         """The inverse of :meth:`stacked`."""
         shared = [self._batch[i] for i in self._shared]
-        values = values.reshape(*self._sizes, *shared, *values.shape[len(self._sizes) + 1 :])
+        values = values.reshape(*self.sizes, *shared, *values.shape[len(self.sizes) + 1 :])
         return values.movedim(self._last, self._shared)
 
 

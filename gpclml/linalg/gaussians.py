@@ -50,10 +50,6 @@ class DiagonalPlusLowRank(NamedTuple):
         product = self.factor @ (self.factor.mT @ columns)
         return columns * self.diagonal.unsqueeze(-1) + self.sign * product
 
-    def entries(self) -> Tensor:
-        """Its diagonal, ``(R,)``."""
-        return self.diagonal + self.sign * self.factor.square().sum(-1)
-
 
 class WeightDistribution(ABC):
     """Base class of Gaussian distributions over R weights.
@@ -74,7 +70,8 @@ class WeightDistribution(ABC):
 
     def variance(self) -> Tensor:
         """Variance of each weight, ``(R,)``."""
-        return self.covariance().entries()
+        diagonal, factor, sign = self.covariance()
+        return diagonal + sign * factor.square().sum(-1)
 
     def predictive_variance(self, features: Tensor) -> Tensor:
         r"""Variances :math:`\phi^\top \Sigma \phi` at points, ``(n, R)`` to ``(n,)``."""

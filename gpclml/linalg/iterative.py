@@ -580,19 +580,16 @@ class IterativePredictor:
 
 @dataclass(frozen=True)
 class IterativeBlock(ConditionedBlock):
-    """What the observations say of k other values.
+    """What the observations say of k other values; ``vectors`` are the solution, if it was kept.
 
     ``errors`` are upper bounds of the roots of what a variance is too large by, ``(*batch, k)``,
     float64; ``residual`` is the largest norm of one as a share of that of its right-hand side.
     """
 
-    vectors: _Solution | None
     errors: Tensor
     residual: float
     iterations: int
 
     def joint_reduction(self, other: IterativeBlock) -> Tensor:
         """What the covariance with another block's values loses, ``(*batch, k, l)``, float64."""
-        assert self.vectors is not None
-        assert other.vectors is not None
         return self.vectors.products(other.vectors)

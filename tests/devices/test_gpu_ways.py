@@ -63,23 +63,6 @@ def test_an_inverse_by_halves(shape, monkeypatch):
         assert inverse_of_factor(L.cuda()).isnan().any().item()
 
 
-@pytest.mark.parametrize("name", CONDITIONINGS)
-def test_a_step_by_halves_is_that_of_a_cpu(name, monkeypatch):
-    monkeypatch.setattr(matrices, "_UNDIVIDED_ON_GPU", 4)
-    monkeypatch.setattr(matrices, "_PANEL", {"cpu": 256, "other": 4})
-
-    def step(device):
-        mll = objective(device, name)
-        value = mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
-        value.backward()
-        return [tensor.cpu() for tensor in (value.detach(), *(p.grad for p in mll.parameters()))]
-
-    expected = step(CPU)
-    with pretended_gpu():
-        result = step(GPU)
-    torch.testing.assert_close(result, expected, rtol=1e-8, atol=1e-10)
-
-
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_large_inverse_and_a_large_product_on_a_gpu(dtype):

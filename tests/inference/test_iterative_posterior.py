@@ -174,20 +174,20 @@ def test_points_with_a_batch_of_their_own():
     m=st.integers(1, 12),
     d=st.integers(1, 3),
     batch=st.sampled_from([(), (2,), (1, 2)]),
-    points_at_once=st.integers(1, 12),
+    numbers_at_once=st.integers(1, 400),
     share_missing=st.sampled_from([0.0, 0.4]),
     seed=st.integers(0, 2**16),
 )
-def test_any_shape(n, m, d, batch, points_at_once, share_missing, seed):
+def test_any_shape(n, m, d, batch, numbers_at_once, share_missing, seed):
     x, y = data(n, batch, d, seed=seed)
     gone = torch.rand(y.shape, generator=torch.Generator().manual_seed(seed)) < share_missing
     gone[..., 0] = False
     model = GPRegression(x, y.masked_fill(gone, torch.nan), standardize=n > 2)
     points = data(m, d=d, seed=seed + 1)[0]
-    posterior = IterativePosterior(model, TIGHT, points_at_once=points_at_once)
-    prediction = posterior.predict(points)
-    with torch.no_grad():
-        reference = model.predict(points)
+    posterior = IterativePosterior(model, TIGHT)
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpclml.inference.posterior._NUMBERS_AT_ONCE", numbers_at_once)
+        prediction, reference = posterior.predict(points), model.predict(points)
     assert prediction.distribution.mean.shape == prediction.mean_error.shape == (*batch, m)
     assert prediction.variance_excess.shape == (*batch, m)
     close = {"rtol": 1e-6, "atol": 1e-8}
@@ -213,16 +213,15 @@ def test_single_precision_agrees_with_double():
     torch.testing.assert_close(variance, reference.variance, rtol=2e-2, atol=1e-5)
 
 
-def test_original_and_training_units():
-    x, y = data()
-    model, points = GPRegression(x, 40 * y + 1000), new_x()
-    original = IterativePosterior(model, TIGHT).predict(points)
-    training = IterativePosterior(model, TIGHT, units="training").predict(points)
-    inside, scale = training.distribution, model.target_scale
-    mean = model.target_standardizer.inverse(inside.mean)
-    torch.testing.assert_close(mean, original.distribution.mean)
-    torch.testing.assert_close(original.mean_error, training.mean_error * scale)
-    torch.testing.assert_close(original.variance_excess, training.variance_excess * scale**2)
+def test_predictions_and_bounds_are_in_the_units_of_the_targets():
+    (x, y), points = data(), new_x()
+    small, large = (
+        IterativePosterior(GPRegression(x, targets), LOOSE).predict(points)
+        for targets in (y, 40 * y + 1000)
+    )
+    torch.testing.assert_close(large.distribution.mean, 40 * small.distribution.mean + 1000)
+    torch.testing.assert_close(large.mean_error, 40 * small.mean_error)
+    torch.testing.assert_close(large.variance_excess, 1600 * small.variance_excess)
 
 
 def test_botorch_models_are_read_as_botorch_reads_them():
@@ -263,7 +262,7 @@ def test_an_input_transform_may_change_the_columns():
 def test_every_prediction_includes_the_noise_unless_asked_otherwise():
     x, y = data()
     model, points = GPRegression(x, 40 * y + 1000), new_x()
-    posterior, count = IterativePosterior(model, TIGHT), 20000
+    posterior = IterativePosterior(model, TIGHT)
     with torch.no_grad():
         noise = (model.likelihood.noise * model.target_scale**2).item()
         noisy, latent = model.predict(points), model.predict(points, observation_noise=False)
@@ -271,9 +270,9 @@ def test_every_prediction_includes_the_noise_unless_asked_otherwise():
     torch.testing.assert_close(posterior.predict(points).distribution.variance, noisy.variance)
     torch.testing.assert_close(posterior.variance(points), noisy.variance)
     torch.testing.assert_close(posterior.covariance(points), noisy.covariance_matrix)
-    draws = posterior.sample(points, count, torch.Generator().manual_seed(0))
-    shares = draws.var(0) / noisy.variance
-    assert (shares - 1).abs().max() < 5 * math.sqrt(2 / count)
+    generators = [torch.Generator().manual_seed(0) for _ in range(2)]
+    draws = posterior.sample(points, 3, generators[0])
+    assert torch.equal(draws, posterior.sample(points, 3, generators[1], observation_noise=True))
     assert (latent.variance / noisy.variance).max() < 0.5  # what the other default would give
 
 
@@ -336,29 +335,27 @@ def test_a_grid_that_the_points_move_is_refused():
         posterior.mean(new_x() + 5)
 
 
-def test_bad_points():
-    posterior = IterativePosterior(plain(), TIGHT)
-    with pytest.raises(ShapeError, match=r"x: got \(13, 1\)"):
-        posterior.mean(new_x()[:, :1])
-    with pytest.raises(ShapeError, match="m >= 1"):
-        posterior.variance(new_x()[:0])
-    with pytest.raises(ArgumentError, match=r"torch.float32 on cpu, expected torch.float64 on cpu"):
-        posterior.covariance(new_x().float())
-    with pytest.raises(ArgumentError, match="meta"):
-        posterior.mean(new_x().to("meta"))
-    unknown = new_x()
-    unknown[0, 0] = torch.nan
-    with pytest.raises(NonFiniteError, match=r"1 of .* not finite"):
-        posterior.sample(unknown)
-    with pytest.raises(UnsupportedError, match="gradient"):
-        posterior.mean(new_x().requires_grad_())
-    with pytest.raises(ArgumentError, match="num_samples"):
-        posterior.sample(new_x(), 0)
-    with pytest.raises(ArgumentError, match="as_tensor"):
-        posterior.mean([[1.0, 2.0]])
-    batch = IterativePosterior(plain(batch=(2,)), TIGHT)
+@pytest.mark.parametrize(
+    ("ask", "error", "match"),
+    [
+        (lambda p: p.mean(new_x()[:, :1]), ShapeError, r"x: got \(13, 1\)"),
+        (lambda p: p.variance(new_x()[:0]), ShapeError, "m >= 1"),
+        (lambda p: p.covariance(new_x().float()), ArgumentError, "torch.float32 .* torch.float64"),
+        (lambda p: p.mean(new_x().to("meta")), ArgumentError, "meta"),
+        (lambda p: p.sample(new_x() / torch.tensor([0, 1])), NonFiniteError, "13 of .* not finite"),
+        (lambda p: p.mean(new_x().requires_grad_()), UnsupportedError, "gradient"),
+        (lambda p: p.sample(new_x(), 0), ArgumentError, "num_samples"),
+        (lambda p: p.mean([[1.0, 2.0]]), ArgumentError, "as_tensor"),
+    ],
+)
+def test_bad_points(ask, error, match):
+    with pytest.raises(error, match=match):
+        ask(IterativePosterior(plain(), TIGHT))
+
+
+def test_points_of_another_batch():
     with pytest.raises(ShapeError, match="broadcasts with"):
-        batch.mean(new_x(batch=(3,)))
+        IterativePosterior(plain(batch=(2,))).mean(new_x(batch=(3,)))
 
 
 def test_bad_models():
@@ -366,8 +363,6 @@ def test_bad_models():
         IterativePosterior(torch.nn.Linear(1, 1))
     with pytest.raises(ArgumentError, match="training data"):
         IterativePosterior(PlainGP(None, None, likelihood=GaussianLikelihood().double()))
-    with pytest.raises(ArgumentError, match="points_at_once"):
-        IterativePosterior(plain(), points_at_once=0)
     x, y = data(10)
     tasks = MultitaskGP(x, torch.stack([y, -y], -1), MultitaskGaussianLikelihood(2)).double()
     with pytest.raises(UnsupportedError, match="2 tasks"):
@@ -380,16 +375,15 @@ def test_bad_models():
 
 @pytest.mark.parametrize(
     ("parameter", "value"),
-    [("outputscale", torch.inf), ("noise", torch.nan), ("constant", torch.inf)],
+    [
+        ("covar_module.raw_outputscale", torch.inf),
+        ("likelihood.noise_covar.raw_noise", torch.nan),
+        ("mean_module.constant", torch.inf),
+    ],
 )
 def test_hyperparameters_that_are_not_finite_are_an_error(parameter, value):
     model = plain()
-    named = {
-        "outputscale": model.covar_module.raw_outputscale,
-        "noise": model.likelihood.noise_covar.raw_noise,
-        "constant": model.mean_module.constant,
-    }
-    named[parameter].data.fill_(value)
+    model.get_parameter(parameter).data.fill_(value)
     solver = ConjugateGradients(preconditioner_rank=20, on_failure="warn")
     with pytest.raises(NonFiniteError, match="finite"):
         IterativePosterior(model, solver)
@@ -433,14 +427,13 @@ def test_what_memory_does_not_hold_is_refused_beforehand(monkeypatch):
     with pytest.raises(ArgumentError, match=r"model: got 90 training points, which needs .* GiB"):
         IterativePosterior(model, solver)
     available(monkeypatch, N * (3 * 5 + 16 * 2))
-    posterior = IterativePosterior(model, solver, points_at_once=2)
+    posterior = IterativePosterior(model, solver)
     with pytest.raises(ArgumentError, match=r"x: got 13 points jointly, which needs .* GiB"):
         posterior.covariance(new_x())
-    posterior = IterativePosterior(model, solver, points_at_once=2)
     assert posterior.variance(new_x()).shape == (M,)
-    wide = IterativePosterior(model, solver, points_at_once=3)
-    with pytest.raises(ArgumentError, match="Lower points_at_once"):
-        wide.variance(new_x())
+    available(monkeypatch, N * (3 * 5 + 16) - 1)
+    with pytest.raises(ArgumentError, match="x: got one point, which needs"):
+        posterior.variance(new_x())
 
 
 def test_a_covariance_that_is_evaluated_without_a_choice_is_refused_too(monkeypatch):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import gpclml._utils.environment
 from gpclml.errors import ArgumentError
 from gpclml.linalg.gaussians import (
     DiagonalFamily,
@@ -50,14 +49,9 @@ def bound(q: WeightDistribution, features, residual, prior, noise) -> Tensor:
     errors = (residual - features @ q.mean).square() + (features @ covariance @ features.mT).diag()
     likelihood = -0.5 * (errors / noise + (2 * torch.pi * noise).log()).sum()
     precision = torch.diag(1 / prior)
-    divergence = 0.5 * (
-        torch.trace(precision @ covariance)
-        + q.mean @ precision @ q.mean
-        - len(prior)
-        + prior.log().sum()
-        - torch.linalg.slogdet(covariance)[1]
-    )
-    return likelihood - divergence
+    log_dets = prior.log().sum() - torch.linalg.slogdet(covariance)[1]
+    moments = torch.trace(precision @ covariance) + q.mean @ precision @ q.mean - len(prior)
+    return likelihood - 0.5 * (moments + log_dets)
 
 
 @pytest.mark.parametrize("own_variances", [False, True])
@@ -134,7 +128,7 @@ def test_an_epsilon_beyond_the_posterior_leaves_no_factor():
 
 @pytest.mark.parametrize(("n", "R"), [(20, 5), (5, 20)])
 @pytest.mark.parametrize("family", ["diagonal", "rank-2", "full"])
-def test_float32_is_close_to_float64(family, n, R):
+def test_the_best_in_float32_is_close_to_that_in_float64(family, n, R):
     given = problem(n, R, own_variances=False)
     double = FAMILIES[family].best(*given)
     single = FAMILIES[family].best(*(x.float() for x in given))
@@ -163,19 +157,19 @@ def test_bad_arguments():
 
 
 def test_more_features_than_memory(monkeypatch):
+    def there_is_memory_for(numbers):
+        patched = "gpclml._utils.environment.available_memory"
+        monkeypatch.setattr(patched, lambda device: 8 * numbers)
+
     given = problem(3, 40, own_variances=True)
-    monkeypatch.setattr(
-        gpclml._utils.environment, "available_memory", lambda device: 3 * 40 * 40 * 8 - 1
-    )
+    there_is_memory_for(3 * 40 * 40 - 1)
     with pytest.raises(ArgumentError, match=r"features: got 40, which needs .*fewer features"):
         LowRankFamily(1).best(*given)
     # One prior variance needs no matrix of that size.
     given = problem(3, 40, own_variances=False)
     for family in FAMILIES.values():
         family.best(*given)
-    monkeypatch.setattr(
-        gpclml._utils.environment, "available_memory", lambda device: 3 * 3 * 3 * 8 - 1
-    )
+    there_is_memory_for(3 * 3 * 3 - 1)
     for family in FAMILIES.values():
         with pytest.raises(ArgumentError, match=r"features: got \(3, 40\), which needs"):
             family.best(*given)

@@ -107,21 +107,6 @@ def test_a_missing_point_is_a_standard_normal_of_its_own():
     assert math.isfinite(report.error_bound)
 
 
-def test_single_precision_against_double():
-    n, b = 300, 30
-    held_out, r = held_out_of(n, b), reference.random_residual(n)
-    results = []
-    for dtype in (torch.float32, torch.float64):
-        hyperparameters = parameters(dtype)
-        covariance = rbf(points(n, dtype=dtype), *hyperparameters)
-        value, _ = density(covariance, r.to(dtype), held_out)
-        assert value.dtype == dtype
-        gradients = torch.stack(reference.gradients(value, *hyperparameters)).double()
-        results.append((float(value.detach()) / b, gradients))
-    assert results[0][0] == pytest.approx(results[1][0], abs=1e-3)
-    assert (results[0][1] - results[1][1]).norm() < 0.01 * results[1][1].norm()
-
-
 def test_what_is_not_reached_is_an_error_or_a_warning():
     n = 80
     x, r, held_out = points(n), reference.random_residual(n), held_out_of(n, 8)

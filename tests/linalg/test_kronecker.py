@@ -7,6 +7,7 @@ import pytest
 import torch
 from exact_gps import MultitaskGP
 from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel
+from gpytorch.likelihoods import MultitaskGaussianLikelihood
 
 import reference
 from gpclml.conditioning import KFold, LastPoints, LeaveOneOut, RandomHoldout
@@ -35,9 +36,7 @@ def test_equal_tasks_have_gradients():
 def multitask(kernel, **options):
     def make(x, y):
         batch = x.shape[:-2]
-        likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(
-            T, batch_shape=batch, **options
-        )
+        likelihood = MultitaskGaussianLikelihood(T, batch_shape=batch, **options)
         return MultitaskGP(x, y, likelihood, kernel(batch_shape=batch), rank=2)
 
     return make

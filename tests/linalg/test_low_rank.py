@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 import reference
 from gpclml.errors import NonFiniteError
@@ -19,48 +18,32 @@ def problem(n: int, R: int, batch: tuple[int, ...] = (), seed: int = 0, noise: f
     return features, variances, reference.random_residual(n, batch, seed + 1)
 
 
-def leaves(*tensors: Tensor) -> list[Tensor]:
-    return [tensor.clone().requires_grad_() for tensor in tensors]
-
-
-def random_rows(n: int, b: int, seed: int = 3) -> Tensor:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:b]
-
-
-def assert_same(function, inputs, rtol: float = 1e-9, gradient_rtol: float = 1e-7):
-    """Value and gradient of a function of covariance and residual, low rank against dense."""
-    results = []
-    for dense in (False, True):
-        features, noise, residual = leaves(*inputs)
-        covariance = LowRankPlusDiagonal(features, noise)
-        value = function(DenseCovariance(covariance.to_dense()) if dense else covariance, residual)
-        weights = 1 + torch.arange(value.numel(), dtype=value.dtype).reshape(value.shape)
-        gradients = reference.gradients(weights * value, features, noise, residual)
-        results.append((value, gradients))
-    (value, gradients), (expected, expected_gradients) = results
-    assert value.shape == expected.shape
-    torch.testing.assert_close(value, expected, rtol=rtol, atol=rtol)
-    for gradient, other in zip(gradients, expected_gradients, strict=True):
-        atol = gradient_rtol * max(1.0, float(other.abs().max()))
-        torch.testing.assert_close(gradient, other, rtol=gradient_rtol, atol=atol)
-
-
 @pytest.mark.parametrize("noise", [1e-2, 1e-8])
 @pytest.mark.parametrize("R", [1, 18])
 def test_tiny_noise(noise, R):
+    """Values and gradients, low rank against dense."""
     # Residuals as the model makes them: those of no model are worth 1e8 nats.
     features, variances, _ = problem(20, R, noise=noise)
     generator = torch.Generator().manual_seed(5)
     weights, errors = torch.randn(R).double(), torch.randn(20, generator=generator).double()
     residual = features @ weights + variances.sqrt() * errors
     groups = [torch.arange(20).unsqueeze(-1), torch.arange(20).reshape(4, 5)]
-
-    def function(covariance, residual):
-        block = covariance.conditional_log_density(residual, torch.arange(12, 20))
-        return torch.cat([block.unsqueeze(-1), covariance.block_log_densities(residual, groups)])
-
+    results = []
+    for dense in (False, True):
+        inputs = [x.clone().requires_grad_() for x in (features, variances, residual)]
+        covariance = LowRankPlusDiagonal(*inputs[:2])
+        covariance = DenseCovariance(covariance.to_dense()) if dense else covariance
+        block = covariance.conditional_log_density(inputs[2], torch.arange(12, 20))
+        blocks = covariance.block_log_densities(inputs[2], groups)
+        value = torch.cat([block.unsqueeze(-1), blocks])
+        weights = 1 + torch.arange(len(value), dtype=value.dtype)
+        results.append((value, reference.gradients(weights * value, *inputs)))
+    (value, gradients), (expected, others) = results
     # The dense function is the less accurate one: its covariance has condition 1 / noise.
-    assert_same(function, (features, variances, residual), 1e-12 / noise, 1e-11 / noise)
+    torch.testing.assert_close(value, expected, rtol=1e-12 / noise, atol=1e-12 / noise)
+    for gradient, other in zip(gradients, others, strict=True):
+        atol = 1e-11 / noise * max(1.0, float(other.abs().max()))
+        torch.testing.assert_close(gradient, other, rtol=1e-11 / noise, atol=atol)
 
 
 def test_masked_points_change_no_density():
@@ -89,27 +72,24 @@ def test_masked_points_change_no_density():
 
 
 @torch.no_grad()
-def assert_predictions_are_those_of_the_dense(features, noise, residual, orders, tolerance):
-    covariance = LowRankPlusDiagonal(features, noise)
-    errors, variances = covariance.predictions(residual, orders)
-    assert errors.shape == variances.shape == orders.shape
-    assert (variances >= noise[orders] * (1 - 1e-6)).all()
-    expected = DenseCovariance(covariance.to_dense()).predictions(residual, orders)
-    torch.testing.assert_close(variances, expected[1], rtol=tolerance, atol=0)
-    z, expected_z = errors / variances.sqrt(), expected[0] / expected[1].sqrt()
-    torch.testing.assert_close(z, expected_z, rtol=tolerance, atol=tolerance)
-    terms = torch.distributions.Normal(0, variances.sqrt()).log_prob(errors)
-    evidence = covariance.log_density(residual).expand(len(orders))
-    torch.testing.assert_close(terms.sum(-1), evidence, rtol=max(1e-8, 1e-2 * tolerance), atol=1e-8)
-
-
 @pytest.mark.parametrize("noise", [1e-4, 1e-8])
 def test_predictions_at_a_tiny_noise(noise):
     features, variances, errors = problem(50, 4, noise=noise)
     residual = features @ reference.random_residual(4) + variances.sqrt() * errors
-    orders = torch.stack([random_rows(50, 50, seed) for seed in range(3)])
+    orders = torch.stack([torch.randperm(50) for _ in range(3)])
+    covariance = LowRankPlusDiagonal(features, variances)
+    errors, predicted = covariance.predictions(residual, orders)
+    assert errors.shape == predicted.shape == orders.shape
+    assert (predicted >= variances[orders] * (1 - 1e-6)).all()
+    expected = DenseCovariance(covariance.to_dense()).predictions(residual, orders)
     # The dense covariance is the less accurate: it has condition 1 / noise.
-    assert_predictions_are_those_of_the_dense(features, variances, residual, orders, 1e-12 / noise)
+    tolerance = 1e-12 / noise
+    torch.testing.assert_close(predicted, expected[1], rtol=tolerance, atol=0)
+    z, expected_z = errors / predicted.sqrt(), expected[0] / expected[1].sqrt()
+    torch.testing.assert_close(z, expected_z, rtol=tolerance, atol=tolerance)
+    terms = torch.distributions.Normal(0, predicted.sqrt()).log_prob(errors)
+    evidence = covariance.log_density(residual).expand(len(orders))
+    torch.testing.assert_close(terms.sum(-1), evidence, rtol=max(1e-8, 1e-2 * tolerance), atol=1e-8)
 
 
 def test_features_that_are_not_finite_are_an_error():

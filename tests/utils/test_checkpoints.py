@@ -10,15 +10,7 @@ import stat
 import numpy as np
 import pytest
 import torch
-from checkpoint_files import (
-    WRITERS,
-    data,
-    laplace,
-    save_model,
-    train_online,
-    train_tasks,
-    transfer,
-)
+from checkpoint_files import WRITERS, data, laplace, save_model, train_online, train_tasks, transfer
 
 from gpclml._utils.files import read_checkpoint, write_atomically, write_checkpoint
 from gpclml._utils.resuming import digest
@@ -96,29 +88,19 @@ def test_entries_that_miss_or_are_of_another_type_are_told(tmp_path, kind):
             RESUMED[kind](path)
 
 
-OTHERS = {
-    "train_x": lambda: {"x": data()[0] + 1e-9},
-    "train_y": lambda: {"y": data()[1].roll(1)},
-    "objective": lambda: {"mll": laplace(curvature=Diagonal())},
-    "seed": lambda: {"seed": 1},
-    "lr": lambda: {"lr": 0.5},
-    "final_lr": lambda: {"final_lr": 1e-4},
-    "hyper_lr": lambda: {"hyper_lr": 0.2},
-    "hyper_steps": lambda: {"hyper_steps": 3},
-    "batch_size": lambda: {"batch_size": 20},
-    "burn_in": lambda: {"burn_in": 2},
-    "every": lambda: {"every": 2},
-}
-
-
 @pytest.mark.slow
 def test_an_online_training_with_something_else_does_not_go_on(tmp_path):
     path = tmp_path / "a.pt"
     train_online(path)
     raw = path.read_bytes()
-    for name, make in OTHERS.items():
+    others = dict(seed=1, lr=0.5, final_lr=1e-4, hyper_lr=0.2, hyper_steps=3, batch_size=20)
+    others = {name: {name: value} for name, value in others.items()}
+    others |= {"burn_in": {"burn_in": 2}, "every": {"every": 2}}
+    others["train_x"], others["train_y"] = {"x": data()[0] + 1e-9}, {"y": data()[1].roll(1)}
+    others["objective"] = {"mll": laplace(curvature=Diagonal())}
+    for name, options in others.items():
         with pytest.raises(DataError, match=f"differs in {name}( |, |\\.)") as caught:
-            train_online(path, **{"epochs": 5} | make())
+            train_online(path, **{"epochs": 5} | options)
         assert ("0 there, 1 here" in str(caught.value)) == (name == "seed")
         assert "the release that wrote it if names of classes changed" in str(caught.value)
     with pytest.raises(DataError, match=r"differs in train_y, lr .*, seed "):
@@ -131,28 +113,17 @@ def test_an_online_training_with_something_else_does_not_go_on(tmp_path):
         train_online(path, final_lr=1e-4, epochs=5)
 
 
-def another_conditioning():
-    mll = transfer()
-    return ConditionalMarginalLogLikelihood(mll.likelihood, mll.model, LastPoints(m=2))
-
-
-OTHER_TASKS = {
-    "tasks": lambda: {"tasks": PeriodicTasks(5, 6, seed=3)},
-    "validation": lambda: {"validation": None},
-    "objective": lambda: {"mll": another_conditioning()},
-    "lr": lambda: {"lr": 0.5},
-    "tasks_per_step": lambda: {"tasks_per_step": 2},
-    "validation_tasks": lambda: {"validation_tasks": 3},
-    "look_every": lambda: {"look_every": 1},
-}
-
-
 def test_a_training_on_other_tasks_does_not_go_on(tmp_path):
-    path = tmp_path / "a.pt"
+    path, mll = tmp_path / "a.pt", transfer()
     train_tasks(path)
-    for name, make in OTHER_TASKS.items():
+    others = dict(validation=None, lr=0.5, tasks_per_step=2, validation_tasks=3, look_every=1)
+    others = {name: {name: value} for name, value in others.items()}
+    others["tasks"] = {"tasks": PeriodicTasks(5, 6, seed=3)}
+    another = ConditionalMarginalLogLikelihood(mll.likelihood, mll.model, LastPoints(m=2))
+    others["objective"] = {"mll": another}
+    for name, options in others.items():
         with pytest.raises(DataError, match=f"differs in {name}( |, |\\.)"):
-            train_tasks(path, **{"steps": 5} | make())
+            train_tasks(path, **{"steps": 5} | options)
     train_tasks(path, steps=5)
 
 

@@ -181,8 +181,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "fit.fit_online": lambda: dict(
         mll=laplace(3), train_x=inputs(), train_y=labels(), epochs=2, batch_size=4,
         hyper_steps=1, burn_in=0),
-    "inference.IterativePosterior": lambda: dict(
-        model=gp(), solver=ConjugateGradients(), points_at_once=4),
+    "inference.IterativePosterior": lambda: dict(model=gp(), solver=ConjugateGradients()),
     "inference.IterativePosterior.mean": lambda: dict(self=IterativePosterior(gp()), x=inputs(3)),
     "inference.IterativePosterior.sample": lambda: dict(
         self=IterativePosterior(gp()), x=inputs(3), generator=generator()),
