@@ -27,8 +27,7 @@ def run_cell(cell: Mapping[str, Any]) -> Metrics:
     Args:
         cell: Its configuration: ``function``, ``surrogate``, ``objective``, ``seed`` (of initial
             points, network, held-out points and acquisition), ``iterations`` (evaluations after
-            the initial ones), ``steps`` (of Adam at each fit; None without a network) and
-            ``device``.
+            the initial ones) and ``steps`` (of Adam at each fit; None without a network).
 
     Returns:
         - ``simple_regret_at``: the largest value less the best one seen, after 0, 1, ...
@@ -54,7 +53,7 @@ class _Run:
     def __init__(self, problem: Problem, cell: Mapping[str, Any]) -> None:
         self.problem = problem
         self.cell = cell
-        self.x = initial_points(problem.dim, cell["seed"]).to(cell["device"])
+        self.x = initial_points(problem.dim, cell["seed"])
         self.y = problem.values(self.x)
         self.model: Any = None
         self.fit_seconds = self.acquisition_seconds = 0.0
