@@ -98,8 +98,7 @@ def _evaluated(
     """The value, and its gradient by raw parameters, one for the lengthscales of all features."""
     model = problem.model(dtype, noise)
     mll = _OBJECTIVES[method](model.likelihood, model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", NumericalWarning)
+    with warnings.catch_warnings(action="error", category=NumericalWarning):
         value = mll(model(*model.train_inputs), model.train_targets)
     value.backward()
     gradients = [model.get_parameter(name).grad for name in _PARAMETERS]

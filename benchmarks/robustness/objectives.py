@@ -98,9 +98,7 @@ def evaluate(method: str, problem: HardProblem, dtype: torch.dtype) -> Evaluatio
 
 
 def run(
-    problems: int = 500,
-    seed: int = 0,
-    draw: Callable[[int, int], HardProblem] = draw_problem,
+    problems: int = 500, seed: int = 0, draw: Callable[[int, int], HardProblem] = draw_problem
 ) -> pd.DataFrame:
     """Value and gradient of every objective on random problems, float32 against float64.
 

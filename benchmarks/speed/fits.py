@@ -33,13 +33,7 @@ from benchmarks.speed.timing import Row, timed, wait_for
 from gpclml import StackedGP
 from gpclml.conditioning import KFold, LastPoints, LeaveOneOut
 from gpclml.evaluation import leave_one_out, log_marginal_likelihood
-from gpclml.fit import (
-    FitWarning,
-    fit_batch,
-    fit_gpytorch_mll_fused,
-    fit_mll,
-    suggest_batch_size,
-)
+from gpclml.fit import FitWarning, fit_batch, fit_gpytorch_mll_fused, fit_mll, suggest_batch_size
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
@@ -150,8 +144,7 @@ def _sklearn_fit(data: Data) -> None:
 
     x, y = (values.numpy() for values in data)
     kernel = RBF(np.ones(x.shape[1])) + WhiteKernel(0.1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
         GaussianProcessRegressor(kernel, alpha=0.0).fit(x, y[:, 0])
 
 

@@ -131,13 +131,13 @@ class Problem:
 Objective = Callable[[], Tensor]
 
 
-def _gpytorch(mll_class: type, problem: Problem, by_default: bool = False) -> Objective:
+def _gpytorch(mll_class: type, problem: Problem, upstream_defaults: bool = False) -> Objective:
     mll = mll_class(problem.model.likelihood, problem.model)
 
     def objective() -> Tensor:
         # Above this size GPyTorch would turn to stochastic estimates.
         exact = gpytorch.settings.max_cholesky_size(problem.y.numel())
-        with gpytorch_defaults() if by_default else exact:
+        with gpytorch_defaults() if upstream_defaults else exact:
             return mll(problem.model(problem.x), problem.y)
 
     return objective
@@ -231,7 +231,7 @@ METHODS: dict[str, Callable[[Problem], Objective]] = {
     "RandomOrderings(5, m=n/2)": partial(_conditional, lambda n: RandomOrderings(5, n // 2)),
     "LastPoints(m=0), dense": partial(_dense, lambda n: LastPoints(0)),
     "RandomHoldout(0.1), dense": partial(_dense, lambda n: RandomHoldout(0.1)),
-    BY_DEFAULT: partial(_gpytorch, ExactMarginalLogLikelihood, by_default=True),
+    BY_DEFAULT: partial(_gpytorch, ExactMarginalLogLikelihood, upstream_defaults=True),
     "CLML of 256, Cholesky": partial(_conditional, _block_of_256),
     "CLML of 256, cg": partial(_conditional, _block_of_256, solver="cg"),
     "CLML of 256 given 4000": partial(_conditional, partial(_block_of_256, most=4000)),

@@ -25,7 +25,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from benchmarks.tables.large_methods import VariationalGP
-from benchmarks.tables.peers import Peer, take_adam_steps
+from benchmarks.tables.peers import Peer, make_catboost, take_adam_steps
 from benchmarks.tables.scores import Array
 from gpclml import (
     Classifier,
@@ -83,8 +83,8 @@ class NegativeBinomials:
 
 def _classifier(make: Callable[[Task], Any]) -> Callable[[Task], Array]:
     def predict(task: Task) -> Array:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # parameters at their bounds
+        # Of parameters at their bounds.
+        with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
             fitted = make(task).fit(task.x, task.y)
         return _class_columns(fitted.classes_, fitted.predict_proba(task.test_x))
 
@@ -97,14 +97,6 @@ def _class_columns(labels: ArrayLike, probabilities: Array) -> Array:
     every = np.zeros((len(probabilities), columns.max() + 1))
     every[:, columns] = probabilities
     return every[:, 1] if every.shape[1] == 2 else every
-
-
-def _catboost(task: Task) -> Any:
-    from catboost import CatBoostClassifier
-
-    return CatBoostClassifier(
-        random_seed=task.seed, thread_count=1, verbose=False, allow_writing_files=False
-    )
 
 
 def _sklearn_gp(task: Task) -> Any:
@@ -295,7 +287,11 @@ CLASS_PEERS: Mapping[str, Peer] = {
         "scikit-learn's HistGradientBoostingClassifier",
         _classifier(lambda t: ensemble.HistGradientBoostingClassifier(random_state=t.seed)),
     ),
-    "catboost": Peer("CatBoostClassifier", _classifier(_catboost), "catboost"),
+    "catboost": Peer(
+        "CatBoostClassifier",
+        _classifier(lambda task: make_catboost("Classifier", task.seed)),
+        "catboost",
+    ),
     "sklearn-gp": Peer(
         "scikit-learn's GaussianProcessClassifier, RBF with ARD", _classifier(_sklearn_gp)
     ),
@@ -333,8 +329,7 @@ CLASS_METHODS: Mapping[str, Peer] = {
     **_ours(_classes),
     "matern-logit": Peer("matern, logistic", _gp(_classes, "matern", LogisticLikelihood)),
     "matern-ep": Peer(
-        "matern by the evidence of expectation propagation",
-        _gp(_classes, "matern", objective="ep"),
+        "matern by the evidence of expectation propagation", _gp(_classes, "matern", objective="ep")
     ),
     "classifier": Peer("gpclml.Classifier", _classifier(lambda t: Classifier(random_state=t.seed))),
     **CLASS_PEERS,

@@ -18,12 +18,7 @@ from benchmarks.data.classes import BINARY, COUNTS, MULTICLASS, load_labelled
 from benchmarks.study import Study
 from benchmarks.tables import class_methods, report
 from benchmarks.tables.cells import TEST_SHARE, balanced, sizes_of
-from benchmarks.tables.class_methods import (
-    CLASS_METHODS,
-    COUNT_METHODS,
-    MULTICLASS_METHODS,
-    Task,
-)
+from benchmarks.tables.class_methods import CLASS_METHODS, COUNT_METHODS, MULTICLASS_METHODS, Task
 from benchmarks.tables.peers import Peer, installed
 from benchmarks.tables.scores import Array, check_finite
 from benchmarks.tables.study import Methods, MostTest, Sizes, Splits
@@ -154,9 +149,7 @@ def _predicted(method: str, name: str, *drawn: int) -> tuple[Any, float]:
 
 def make_class_grid(
     tables: Annotated[
-        tuple[str, ...],
-        Option(help=f"Tables, comma-separated; or {', '.join(_SETS)}."),
-        names,
+        tuple[str, ...], Option(help=f"Tables, comma-separated; or {', '.join(_SETS)}."), names
     ] = ("classes", "multiclass", "counts"),
     n: Sizes = (50, 100, 200, 400, 1000),
     splits: Splits = 10,

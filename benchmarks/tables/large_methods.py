@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.tables.peers import Peer
+from benchmarks.tables.peers import Peer, make_catboost
 from benchmarks.tables.scores import Array, normal
 from gpclml import (
     ConditionalMarginalLogLikelihood,
@@ -327,14 +327,9 @@ def _lightgbm(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
 
 
 def _catboost(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
-    from catboost import CatBoostRegressor
-
     kept, held = _held_out(len(x), seed)
-    model = CatBoostRegressor(
-        loss_function="RMSEWithUncertainty", iterations=effort.steps or 5000, depth=8,
-        learning_rate=0.03, random_seed=seed, thread_count=1, verbose=False,
-        allow_writing_files=False,
-    )  # fmt: skip
+    options = {"iterations": effort.steps or 5000, "depth": 8, "learning_rate": 0.03}
+    model = make_catboost("Regressor", seed, loss_function="RMSEWithUncertainty", **options)
     model.fit(x[kept], y[kept], eval_set=(x[held], y[held]), early_stopping_rounds=200)
 
     def predict(new: Array) -> StackedPrediction:

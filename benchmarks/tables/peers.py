@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import gpytorch
@@ -105,12 +106,12 @@ def _add_residuals(make: Callable[[int], Any]) -> Predict:
     return predict
 
 
-def _catboost(seed: int) -> Any:
-    from catboost import CatBoostRegressor
+def make_catboost(kind: str, seed: int, **options: Any) -> Any:
+    """CatBoost's ``"Regressor"`` or ``"Classifier"``, on one thread."""
+    import catboost
 
-    return CatBoostRegressor(
-        random_seed=seed, thread_count=1, verbose=False, allow_writing_files=False
-    )
+    quiet = {"thread_count": 1, "verbose": False, "allow_writing_files": False}
+    return getattr(catboost, f"CatBoost{kind}")(random_seed=seed, **quiet, **options)
 
 
 def _lightgbm(seed: int) -> Any:
@@ -124,8 +125,8 @@ def _sklearn_gp(x: Array, y: Array, test_x: Array, seed: int) -> StackedPredicti
     kernel = ConstantKernel() * RBF(np.ones(x.shape[1])) + WhiteKernel()
     scaler = StandardScaler().fit(x)
     gp = GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # parameters at their bounds
+    # Of parameters at their bounds.
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
         gp.fit(scaler.transform(x), y)
         mean, deviation = cast(Any, gp.predict(scaler.transform(test_x), return_std=True))
     return normal(mean, deviation)
@@ -200,7 +201,9 @@ PEERS: Mapping[str, Peer] = {
         "scikit-learn's RandomForestRegressor",
         _add_residuals(lambda seed: RandomForestRegressor(random_state=seed)),
     ),
-    "catboost": Peer("CatBoostRegressor", _add_residuals(_catboost), "catboost"),
+    "catboost": Peer(
+        "CatBoostRegressor", _add_residuals(partial(make_catboost, "Regressor")), "catboost"
+    ),
     "lightgbm": Peer("LGBMRegressor", _add_residuals(_lightgbm), "lightgbm"),
     "ridge": Peer(
         "scikit-learn's RidgeCV",

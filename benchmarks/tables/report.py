@@ -17,7 +17,6 @@ from benchmarks._figures import MARKERS, PALETTE, bare, new_figure, save_figure
 from benchmarks._tables import section, table, with_error
 from benchmarks.tables.candidates import CANDIDATES, CRITERIA
 from benchmarks.tables.cells import DEVELOPMENT, JUDGED, METHODS
-from benchmarks.tables.peers import PEERS
 from gpclml.errors import DataError
 
 KEY = ["table", "n", "split"]
@@ -31,7 +30,6 @@ HIGH_NLL = 5.0
 
 _TWO = float(norm.cdf(2.0))
 _MOST_ROWS = 100  # of a list
-_CURVES = ("lml", "bic", "loo", "clml_80")
 
 
 def sections(cells: pandas.DataFrame) -> Iterator[str]:
@@ -289,19 +287,14 @@ def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
         )
     results = regrets(whole_rows(cells))
     sizes = results.index.get_level_values("n").map(size_of)
-    names = [f"by {name}" for name in _CURVES]
-    names += ["always rbf", "always matern"]
-    names += [name for name in results if name in METHODS and name not in PEERS]
     figure = new_figure(9.0, 4.4, layout="constrained")
     axes: Any = figure.subplots()
-    shown = [name for name in names if name in results]
-    # The mixture first, in the colour that is for what is ours.
-    for index, name in enumerate(sorted(shown, key=lambda name: name != "stack")):
+    for index, name in enumerate(name for name in _DRAWN if name in results):
         values = results[name].groupby([results.index.get_level_values("table"), sizes]).mean()
         means = values.groupby(level=1).median().dropna()
         axes.plot(
             means.index, means, "-" if name.startswith("by") else "--", marker=MARKERS[index],
-            color=PALETTE[index % len(PALETTE)], label=_DRAWN.get(name, name),
+            color=PALETTE[index % len(PALETTE)], label=_DRAWN[name],
         )  # fmt: skip
     axes.set_xscale("log")
     axes.set_xticks(sorted(set(sizes)), map(str, sorted(set(sizes))))
@@ -313,11 +306,13 @@ def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
     save_figure(figure, path)
 
 
+# The mixture first, in the colour that is for what is ours.
 _DRAWN = {
+    "stack": "calibrated mixture (Regressor)",
     "by lml": "chosen by LML", "by bic": "chosen by BIC", "by loo": "chosen by leave-one-out",
-    "by clml_80": "chosen by CLML, m = .8 n", "by-folds": "chosen by refits of five folds",
+    "by clml_80": "chosen by CLML, m = .8 n",
     "always rbf": "always RBF", "always matern": "always Matern",
-    "loo-stack": "plain mixture of models", "stack": "calibrated mixture (Regressor)",
+    "loo-stack": "plain mixture of models", "by-folds": "chosen by refits of five folds",
 }  # fmt: skip
 
 

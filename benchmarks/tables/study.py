@@ -45,9 +45,7 @@ MostTest = Annotated[int, Option(min=1, help="Most test rows.")]
 
 def make_grid(
     tables: Annotated[
-        tuple[str, ...],
-        Option(help="Tables, comma-separated; or development, judged, all."),
-        names,
+        tuple[str, ...], Option(help="Tables, comma-separated; or development, judged, all."), names
     ] = ("all",),
     n: Sizes = (50, 100, 200, 400, 1000),
     splits: Splits = 10,

@@ -17,12 +17,7 @@ from gpclml.kernels.networks import MLP
 from gpclml.laplace import Laplace
 from gpclml.meta import DeepKernelTransfer, Episodes, ImageTasks, PeriodicTasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
-from gpclml.models import (
-    BayesianLinearModel,
-    GPClassification,
-    GPRegression,
-    LinearizedNetwork,
-)
+from gpclml.models import BayesianLinearModel, GPClassification, GPRegression, LinearizedNetwork
 from gpclml.tables import StackedGP
 
 Arguments = dict[str, Any]
