@@ -62,6 +62,11 @@ def with_interval(values: ArrayLike, digits: int = 3, sign: str = "") -> str:
     return f"{mean:{sign}.{digits}f}" + (f" ± {half:.{digits}f}" if math.isfinite(half) else "")
 
 
+def describe_error(error: BaseException) -> str:
+    """The kind of an error and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
 def command_lines(program: str) -> str:
     """The command of this process and the versions of packages, as comments above a table."""
     versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())

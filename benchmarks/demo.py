@@ -103,10 +103,8 @@ def _gp_scores(
     model = GPRegression(x, y, kernel, ard=kernel != "rbf", seed=seed)
     conditioning = None if "CLML" in name else LastPoints(0)  # None: redrawn held-out points
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
-    if kernel == "rbf":
-        fit_mll(mll, progress=False)
-    else:
-        fit_mll(mll, "adam", steps=steps, progress=False)
+    options = {} if kernel == "rbf" else {"optimizer": "adam", "steps": steps}
+    fit_mll(mll, progress=False, **options)
     with torch.no_grad():
         predicted = model.predict(new_x, marginal=True)
         normal = Normal(predicted.mean, predicted.variance.sqrt())
@@ -164,27 +162,18 @@ def _compare_table(out: Path) -> pd.DataFrame:
 
 def _rows(table: pd.DataFrame, angles: pd.DataFrame) -> pd.DataFrame:
     """What is printed: a row a method and task."""
-    shown = [
-        {"task": "diabetes", "method": name,
-         "typical error": f"{row.test_rmse:.1f} ± {row.test_rmse_se:.1f}",
-         **_density_columns(row.get("test_nll"), row.get("test_coverage"))}
-        for name, row in table.iterrows()
-    ]  # fmt: skip
+    shown = []
+    for name, row in table.iterrows():
+        error = f"{row.test_rmse:.1f} ± {row.test_rmse_se:.1f}"
+        shown.append(("diabetes", name, error, row.get("test_nll"), row.get("test_coverage")))
     for name, rows in angles.groupby("method", sort=False):
-        shown.append(
-            {"task": "angle of a digit", "method": name, "typical error": with_error(rows.error, 2),
-             **_density_columns(rows.nll.mean(), rows.covered.mean())}
-        )  # fmt: skip
-    return pd.DataFrame(shown)
-
-
-def _density_columns(nll: float | None, covered: float | None) -> dict[str, str]:
-    """Two columns, empty for what gives no density."""
-    none = nll is None or pd.isna(nll)
-    return {
-        "NLL": "" if none else f"{nll:.2f}",
-        "in 90 %": "" if none else f"{100 * covered:.0f} %",
-    }
+        nll, covered = rows.nll.mean(), rows.covered.mean()
+        shown.append(("angle of a digit", name, with_error(rows.error, 2), nll, covered))
+    table = pd.DataFrame(shown, columns=["task", "method", "typical error", "NLL", "in 90 %"])
+    # Without a number for what gives no density.
+    nll, covered = table["NLL"].astype(float), 100 * table["in 90 %"].astype(float)
+    texts = {"NLL": nll.map("{:.2f}".format, "ignore")}
+    return table.assign(**texts, **{"in 90 %": covered.map("{:.0f} %".format, "ignore")})
 
 
 def _closing_lines(table: pd.DataFrame, angles: pd.DataFrame, out: Path) -> list[str]:

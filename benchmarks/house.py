@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import re
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -20,20 +21,8 @@ import pandas
 
 ROOT = Path(__file__).parents[1]
 
-EMPTY_NAMES = {
-    "one",
-    "part",
-    "parts",
-    "found",
-    "own",
-    "place",
-    "rest",
-    "item",
-    "thing",
-    "obj",
-    "tmp",
-}
-EMPTY_STARTS = ("of_", "by_", "at_", "as_", "with_")
+EMPTY_NAMES = re.compile("_*(one|parts?|found|own|place|rest|item|thing|obj|tmp)_*")
+EMPTY_STARTS = re.compile("_*(of|by|at|as|with)_")
 
 _LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -53,12 +42,8 @@ def count_lines(source: str) -> Counter[str]:
             comments += token.line.strip().startswith("#")
         elif token.type not in _LAYOUT:
             code.update(range(token.start[0], token.end[0] + 1))
-    return Counter(
-        lines=len(source.splitlines()),
-        code=len(code - docstrings),
-        docstrings=len(docstrings),
-        comments=comments,
-    )
+    lines, code_lines = len(source.splitlines()), len(code - docstrings)
+    return Counter(lines=lines, code=code_lines, docstrings=len(docstrings), comments=comments)
 
 
 def assigned_names(source: str) -> Iterator[tuple[str, int]]:
@@ -74,7 +59,7 @@ def assigned_names(source: str) -> Iterator[tuple[str, int]]:
 
 def is_empty(name: str) -> bool:
     """Whether a name says nothing of what it holds."""
-    return name.strip("_") in EMPTY_NAMES or name.lstrip("_").startswith(EMPTY_STARTS)
+    return bool(EMPTY_NAMES.fullmatch(name) or EMPTY_STARTS.match(name))
 
 
 def main() -> None:
@@ -85,14 +70,11 @@ def main() -> None:
     rooms: dict[str, Counter[str]] = defaultdict(Counter)
     for top in ("gpclml", "benchmarks", "tests"):
         for file in sorted((ROOT / top).rglob("*.py")):
-            path = file.relative_to(ROOT)
-            source = file.read_text()
-            count = count_lines(source)
-            names = list(assigned_names(source))
+            path, source = file.relative_to(ROOT), file.read_text()
+            count, names = count_lines(source), list(assigned_names(source))
             count["names"] = len(names)
-            count["empty"] = sum(name.strip("_") in EMPTY_NAMES for name, _ in names)
-            starts = {name for name, _ in names if name.lstrip("_").startswith(EMPTY_STARTS)}
-            count["of_, by_, ..."] = len(starts)
+            count["empty"] = sum(EMPTY_NAMES.fullmatch(name) is not None for name, _ in names)
+            count["of_, by_, ..."] = len({name for name, _ in names if EMPTY_STARTS.match(name)})
             rooms[f"{top}/{path.parts[1]}" if len(path.parts) > 2 else top] += count
             if arguments.names:
                 for name, line in names:

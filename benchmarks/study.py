@@ -28,22 +28,14 @@ from benchmarks._options import (
 )
 from benchmarks._tables import code, describe_cells, read_csv, section, write_rows
 from benchmarks.data.files import VARIABLE
-from benchmarks.runner import (
-    Batches,
-    GridSummary,
-    load_commands,
-    load_failures,
-    load_results,
-    run_grid,
-)
+from benchmarks.runner import Batches, load_commands, load_failures, load_results, run_grid
 from gpclml.errors import DataError
 
 Cells = list[dict[str, Any]]
 
 _OF_THE_MACHINE = {"jobs", "address", "folder", "retry_failed", "quiet"}
 EarlierRows = Annotated[
-    Path | None,
-    typer.Option("--rows", help="Add cells of this CSV file of an earlier report."),
+    Path | None, typer.Option("--rows", help="Add cells of this CSV file of an earlier report.")
 ]
 _RUN_HELP = (
     "Compute the cells that the results file lacks.\n\n{}\n\nEach result is saved as it comes: "
@@ -185,9 +177,8 @@ class Study:
         if self.choose is not None:
             done, failed = self.choose(done, **options), self.choose(failed, **options)
         if done.empty:
-            first = "" if failed.empty else (
-                f" The first of {len(failed)} failed: {self._failure(failed.iloc[0].to_dict())}"
-            )  # fmt: skip
+            told = [self._failure(row) for row in failed.head(1).to_dict("records")]
+            first = "".join(f" The first of {len(failed)} failed: {text}" for text in told)
             raise DataError(f"{path}: no finished cell.{first}")
         if not set(self.needed) <= set(done.columns):
             raise DataError(
@@ -261,7 +252,12 @@ class Study:
                 summaries = [
                     sweep(each.cells, each.cell, batches=each.batches) for each in several(cells)
                 ]
-            _end_run(summaries, quiet)
+            for summary in [] if quiet else summaries:
+                typer.echo(summary)
+            failed = sum(summary.failed + summary.failed_before for summary in summaries)
+            if failed:
+                typer.echo(f"{failed} cells failed: the report lists them.", err=True)
+                raise typer.Exit(1)
 
         left_out = [] if self.data else ["folder"]
         return extend_options(run, options_of(self.grid).values(), left_out)
@@ -293,13 +289,3 @@ class Study:
                 words += [max(parameter.opts, key=len)] if option else []
                 words += [] if value is True else [str(value)]
         return shlex.join(words)
-
-
-def _end_run(summaries: Sequence[GridSummary], quiet: bool) -> None:
-    """Says what a run computed; exit code 1 if cells failed."""
-    for summary in [] if quiet else summaries:
-        typer.echo(summary)
-    failed = sum(summary.failed + summary.failed_before for summary in summaries)
-    if failed:
-        typer.echo(f"{failed} cells failed: the report lists them.", err=True)
-        raise typer.Exit(1)

@@ -78,10 +78,9 @@ def fetch_tests(folder: Path) -> list[Path]:
     Returns:
         The test files, below ``folder``.
     """
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    pip = "-m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest"
     source = f"gpytorch=={gpytorch.__version__}"
-    where = ["--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
-    subprocess.run([*pip, *where, source], check=True)
+    subprocess.run([sys.executable, *pip.split(), str(folder), source], check=True)
     [archive] = folder.glob("gpytorch-*.tar.gz")
     with tarfile.open(archive) as tar:
         # The package itself stays behind: the installed one is to be tested.
@@ -103,12 +102,10 @@ def run_tests(tests: list[Path], swapped: bool, options: list[str]) -> int:
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, _SWAPPED: str(int(swapped))}
     # -P: the unpacked tests must not shadow the installed package.
-    command = [sys.executable, "-P", "-m", "pytest", "-q"]
-    quiet = ["-p", "no:cacheprovider", "-p", "no:warnings"]
-    plugin = [*quiet, "-p", "benchmarks.upstream", f"--rootdir={root}", *options]
-    return subprocess.run(
-        [*command, *plugin, *map(str, tests)], cwd=root, env=environment
-    ).returncode
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-p", "no:warnings"]
+    command += ["-p", "benchmarks.upstream", f"--rootdir={root}", *options, *map(str, tests)]
+    return subprocess.run(command, cwd=root, env=environment).returncode
 
 
 def main(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.bo.surrogates import Problem, feature_share, fitted, initial_points, make_problem
+from benchmarks.bo.surrogates import feature_share, fitted, initial_points, make_problem
 from benchmarks.uci.training import noting_failed_fits
 
 _RESTARTS, _RAW_SAMPLES = 4, 64  # of the acquisition function's optimization
@@ -27,8 +27,7 @@ def run_cell(cell: Mapping[str, Any]) -> Metrics:
     Args:
         cell: Its configuration: ``function``, ``surrogate``, ``objective``, ``seed`` (of initial
             points, network, held-out points and acquisition), ``iterations`` (evaluations after
-            the initial ones), ``steps`` (of Adam at each fit; None without a network) and
-            ``device``.
+            the initial ones) and ``steps`` (of Adam at each fit; None without a network).
 
     Returns:
         - ``simple_regret_at``: the largest value less the best one seen, after 0, 1, ...
@@ -40,83 +39,56 @@ def run_cell(cell: Mapping[str, Any]) -> Metrics:
         - ``failed_fits``: number of fits that stopped early and kept what they had;
         - ``fit_seconds``, ``acquisition_seconds``: wall time of all fits, and of choosing points.
     """
-    problem = make_problem(cell["function"])
+    from botorch.acquisition import LogExpectedImprovement, PosteriorMean
+
+    problem, iterations = make_problem(cell["function"]), cell["iterations"]
+    x = initial_points(problem.dim, cell["seed"])
+    model: Any = None
+    y, initial = problem.values(x), len(x)
+    places, inferred, fit_seconds, acquisition_seconds = [], [], 0.0, 0.0
     # BoTorch's optimizers draw from the global generator, which is given back as it was.
     with noting_failed_fits() as failed, torch.random.fork_rng(devices=[]):
         torch.manual_seed(cell["seed"])  # BoTorch draws starts of its optimizers from it
-        metrics = _Run(problem, cell).metrics()
-    return metrics | {"failed_fits": float(len(failed))}
-
-
-class _Run:
-    """An optimization with its surrogate and its clocks."""
-
-    def __init__(self, problem: Problem, cell: Mapping[str, Any]) -> None:
-        self.problem = problem
-        self.cell = cell
-        self.x = initial_points(problem.dim, cell["seed"]).to(cell["device"])
-        self.y = problem.values(self.x)
-        self.model: Any = None
-        self.fit_seconds = self.acquisition_seconds = 0.0
-
-    def metrics(self) -> Metrics:
-        initial, iterations = len(self.x), self.cell["iterations"]
-        places, inferred = [], []
         for done in range(iterations + 1):
-            # Every fifth fit starts anew, so that no local optimum is kept for good.
-            self._fit(anew=done % _ANEW == 0)
+            start = time.perf_counter()
+            model = fitted(
+                cell["surrogate"], cell["objective"], x, y, steps=cell["steps"], seed=cell["seed"],
+                # Every fifth fit starts anew, so that no local optimum is kept for good.
+                before=model, anew=done % _ANEW == 0,
+            )  # fmt: skip
+            fit_seconds += time.perf_counter() - start
             if done % _RECORDS == 0 or done == iterations:
                 places.append(float(done))
-                inferred.append(float(self.problem.regrets(self._best_predicted())))
+                points = torch.cat([x, _maximum(PosteriorMean(model), problem.dim)])
+                with torch.no_grad():
+                    best = model.posterior(points).mean[:, 0].argmax()
+                inferred.append(float(problem.regrets(points[best : best + 1])))
             if done < iterations:
-                self._evaluate(self._next_point())
-        # The best so far; the initial points together count as evaluation zero.
-        regrets = self.problem.regrets(self.x).cummin(0).values[initial - 1 :]
-        return {
-            "simple_regret": float(regrets[-1]), "inference_regret": inferred[-1],
-            "simple_regret_at": regrets.tolist(), "inference_at": places,
-            "inference_regret_at": inferred, "feature_share": feature_share(self.model),
-            "fit_seconds": self.fit_seconds, "acquisition_seconds": self.acquisition_seconds,
-        }  # fmt: skip
+                start = time.perf_counter()
+                point = _maximum(LogExpectedImprovement(model, best_f=y.max()), problem.dim)
+                acquisition_seconds += time.perf_counter() - start
+                x, y = torch.cat([x, point]), torch.cat([y, problem.values(point)])
+    # The best so far; the initial points together count as evaluation zero.
+    regrets = problem.regrets(x).cummin(0).values[initial - 1 :]
+    return {
+        "simple_regret": float(regrets[-1]), "inference_regret": inferred[-1],
+        "simple_regret_at": regrets.tolist(), "inference_at": places,
+        "inference_regret_at": inferred, "feature_share": feature_share(model),
+        "fit_seconds": fit_seconds, "acquisition_seconds": acquisition_seconds,
+        "failed_fits": float(len(failed)),
+    }  # fmt: skip
 
-    def _fit(self, anew: bool) -> None:
-        start = time.perf_counter()
-        self.model = fitted(
-            self.cell["surrogate"], self.cell["objective"], self.x, self.y,
-            steps=self.cell["steps"], seed=self.cell["seed"], before=self.model,
-            anew=anew,
-        )  # fmt: skip
-        self.fit_seconds += time.perf_counter() - start
 
-    def _next_point(self) -> Tensor:
-        from botorch.acquisition import LogExpectedImprovement
+def _maximum(function: Any, dim: int) -> Tensor:
+    """The best point of the cube that is found."""
+    from botorch.exceptions import BadInitialCandidatesWarning, OptimizationWarning
+    from botorch.optim import optimize_acqf
 
-        start = time.perf_counter()
-        point = self._optimized(LogExpectedImprovement(self.model, best_f=self.y.max()))
-        self.acquisition_seconds += time.perf_counter() - start
-        return point
-
-    def _best_predicted(self) -> Tensor:
-        from botorch.acquisition import PosteriorMean
-
-        points = torch.cat([self.x, self._optimized(PosteriorMean(self.model))])
-        with torch.no_grad():
-            best = self.model.posterior(points).mean[:, 0].argmax()
-        return points[best : best + 1]
-
-    def _optimized(self, function: Any) -> Tensor:
-        from botorch.exceptions import BadInitialCandidatesWarning, OptimizationWarning
-        from botorch.optim import optimize_acqf
-
-        bounds = torch.tensor([[0.0], [1.0]]).expand(2, self.problem.dim).to(self.x)
-        with warnings.catch_warnings():  # the best point so far will do
-            warnings.simplefilter("ignore", OptimizationWarning)
-            warnings.simplefilter("ignore", BadInitialCandidatesWarning)
-            return optimize_acqf(
-                function, bounds, 1, _RESTARTS, _RAW_SAMPLES, options=_OPTIONS,
-                retry_on_optimization_warning=False,
-            )[0]  # fmt: skip
-
-    def _evaluate(self, point: Tensor) -> None:
-        self.x = torch.cat([self.x, point])
-        self.y = torch.cat([self.y, self.problem.values(point)])
+    bounds = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, dim)
+    with warnings.catch_warnings():  # the best point so far will do
+        warnings.simplefilter("ignore", OptimizationWarning)
+        warnings.simplefilter("ignore", BadInitialCandidatesWarning)
+        return optimize_acqf(
+            function, bounds, 1, _RESTARTS, _RAW_SAMPLES, options=_OPTIONS,
+            retry_on_optimization_warning=False,
+        )[0]  # fmt: skip

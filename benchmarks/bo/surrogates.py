@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from gpytorch.kernels import AdditiveKernel
 from torch import Tensor
 
+from benchmarks._options import check_known
 from benchmarks.uci.training import make_objective
-from gpclml.errors import UnknownNameError
 from gpclml.fit import fit_mll
 from gpclml.kernels import DeepKernel
 
-FUNCTIONS: Mapping[str, tuple[str, int]] = MappingProxyType(
-    {
-        "branin": ("Branin", 2),
-        "hartmann-6": ("Hartmann", 6),
-        "ackley-10": ("Ackley", 10),
-        "levy-10": ("Levy", 10),
-    }
-)
+FUNCTIONS: Mapping[str, tuple[str, int]] = {
+    "branin": ("Branin", 2),
+    "hartmann-6": ("Hartmann", 6),
+    "ackley-10": ("Ackley", 10),
+    "levy-10": ("Levy", 10),
+}
 """Classes of ``botorch.test_functions`` and numbers of inputs, by name."""
 
 
@@ -65,8 +62,7 @@ def make_problem(name: str) -> Problem:
     from botorch import test_functions
     from botorch.utils.transforms import unnormalize
 
-    if name not in FUNCTIONS:
-        raise UnknownNameError("functions", name, FUNCTIONS)
+    check_known("functions", [name], FUNCTIONS)
     cls, dim = FUNCTIONS[name]
     # Branin has two inputs and takes no dimension.
     sizes: dict[str, Any] = {} if cls == "Branin" else {"dim": dim}
@@ -131,9 +127,16 @@ def fitted(
     Returns:
         The model, in eval mode.
     """
+    from botorch.models import SingleTaskGP
+
+    from gpclml.models.botorch import DeepKernelGP
+
     if surrogate == "laplace":
         return _laplace(x, y, seed)
-    model = _make(surrogate, x, y, seed)
+    model: torch.nn.Module = SingleTaskGP(x, y)
+    if surrogate == "deep":
+        options: Any = {"input_transform": None, "feature_share": _FEATURE_SHARE}
+        model = DeepKernelGP(x, y, seed=seed, **options)
     mll = make_objective(objective, model, seed=seed)
     names = [name for name, _ in model.named_parameters()]
     added = [name for name in names if name.startswith(_added_by_features(model))]
@@ -173,7 +176,7 @@ def _laplace(x: Tensor, y: Tensor, seed: int) -> torch.nn.Module:
     transform.eval()
     generator = torch.Generator().manual_seed(seed)
     sizes = [x.shape[1], _HIDDEN, _HIDDEN, 1]
-    network = MLP(sizes, torch.nn.Tanh, generator=generator, dtype=x.dtype, device=x.device)
+    network = MLP(sizes, torch.nn.Tanh, generator=generator, dtype=x.dtype)
     # Without a penalty the network meets its targets, and the noise falls to its bound.
     optimizer = torch.optim.Adam(network.parameters(), lr=_LR, weight_decay=_DECAY)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _EPOCHS)
@@ -185,16 +188,6 @@ def _laplace(x: Tensor, y: Tensor, seed: int) -> torch.nn.Module:
     posterior = Laplace(network.eval(), "regression", weights="all", structure="full")
     posterior.fit((x, targets), progress=False)
     return posterior.to_botorch(outcome_transform=transform)
-
-
-def _make(surrogate: str, x: Tensor, y: Tensor, seed: int) -> torch.nn.Module:
-    from botorch.models import SingleTaskGP
-
-    from gpclml.models.botorch import DeepKernelGP
-
-    if surrogate == "deep":
-        return DeepKernelGP(x, y, input_transform=None, feature_share=_FEATURE_SHARE, seed=seed)
-    return SingleTaskGP(x, y)
 
 
 def _added_by_features(model: torch.nn.Module) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -10,14 +11,32 @@ import pandas
 from matplotlib.axes import Axes
 
 from benchmarks._figures import PALETTE, bare, legend_above, new_figure, save_figure
-from benchmarks.uci import tables
-from benchmarks.uci.tables import CELL, difference_table, mean_table, ordered_objectives, wide
+from benchmarks._tables import section, table
+from benchmarks.uci.tables import (
+    CELL,
+    difference_table,
+    less_lml,
+    less_plain,
+    mean_table,
+    ordered_objectives,
+    wide,
+)
 
 REGRETS = {"simple_regret": "Simple regret", "inference_regret": "Inference regret"}
 """The regrets of a cell and their headings."""
 
 BASELINE = {"surrogate": "single-task", "objective": "lml"}
 """What the others are compared with."""
+
+_ABOUT = {
+    "simple_regret": "The largest value of the function less the best one seen.",
+    "inference_regret": "The largest value of the function less its value where the posterior "
+    "mean is highest, among the points seen and one found by optimization over the cube.",
+}
+_DIFFERENCES = (
+    "Mean paired difference in log10 of the regret ± standard error over seeds; -1 is a tenth of "
+    "the regret. In bold: beyond two standard errors."
+)
 
 LEAST_REGRET = 1e-6
 """Regrets below count as this: the largest values are known to about so many digits."""
@@ -28,73 +47,58 @@ def labelled(done: pandas.DataFrame) -> pandas.DataFrame:
 
     Returns:
         The cells with ``log_simple_regret`` and ``log_inference_regret``, logarithms to base 10,
-        ``dataset`` (function), ``n`` (iterations), ``kernel_label`` (surrogate, with its Adam
-        steps where they differ) and ``objective_label``.
+        ``dataset`` (function), ``n`` (iterations), ``kernel_label`` (surrogate) and
+        ``objective_label``.
     """
-    labels = done["surrogate"].copy()
-    if done["steps"].dropna().nunique() > 1:
-        stepped = done["steps"].notna()
-        labels[stepped] += done["steps"][stepped].map(lambda steps: f" steps={int(steps)}")
     # Regrets differ by orders of magnitude: means and pairs are of their logarithms.
     logs = {
         f"log_{name}": numpy.log10(done[name].clip(lower=LEAST_REGRET).astype(float))
         for name in REGRETS
     }
     return done.assign(
-        dataset=done["function"], n=done["iterations"], kernel_label=labels,
+        dataset=done["function"], n=done["iterations"], kernel_label=done["surrogate"],
         objective_label=done["objective"], **logs,
     )  # fmt: skip
 
 
-def median_rows(cells: pandas.DataFrame, regret: str) -> pandas.DataFrame:
-    """Median and quartiles of a regret over seeds, as text.
+def sections(cells: pandas.DataFrame) -> Iterator[str]:
+    """The sections of the report, in Markdown.
 
     Args:
-        cells: Cells as :func:`labelled` gives them, here and below.
-        regret: One of :data:`REGRETS`.
+        cells: Cells as :func:`labelled` gives them.
     """
-    quantiles = cells.groupby(list(CELL))[regret].quantile([0.25, 0.5, 0.75]).unstack()
-    texts = [f"{row[1]:.3g} [{row[0]:.2g}, {row[2]:.2g}]" for row in quantiles.to_numpy()]
-    return _named(wide(pandas.Series(texts, quantiles.index)))
-
-
-def mean_rows(cells: pandas.DataFrame, regret: str) -> pandas.DataFrame:
-    """Mean and standard error over seeds of a regret's logarithm, as text."""
-    return _named(mean_table(cells, f"log_{regret}"))
-
-
-def less_baseline(cells: pandas.DataFrame, regret: str) -> pandas.DataFrame:
-    """Differences of a regret's logarithm to the baseline's, paired by seed, as text.
-
-    Returns:
-        Mean ± standard error; empty without the baseline or anything beside it.
-    """
-    return _texts(tables.less_plain(cells, f"log_{regret}", BASELINE), regret)
-
-
-def less_lml(cells: pandas.DataFrame, regret: str) -> pandas.DataFrame:
-    """The same to that of the LML, same surrogate."""
-    return _texts(tables.less_lml(cells, f"log_{regret}"), regret)
-
-
-def second_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
-    """Median wall time of a cell over seeds, seconds: all fits, and choosing all points."""
+    for regret, heading in REGRETS.items():
+        about = f"{_ABOUT[regret]} Median over {cells['seed'].nunique()} seeds [quartiles]."
+        quantiles = cells.groupby(list(CELL))[regret].quantile([0.25, 0.5, 0.75]).unstack()
+        texts = [f"{row[1]:.3g} [{row[0]:.2g}, {row[2]:.2g}]" for row in quantiles.to_numpy()]
+        yield section(heading, about, _table(wide(pandas.Series(texts, quantiles.index))))
+        means = mean_table(cells, f"log_{regret}")
+        yield section(f"{heading}, log10", "Mean ± standard error.", _table(means))
+    # Differences after all means, so that a reader meets the plain numbers first.
+    for regret, heading in REGRETS.items():
+        log = f"log_{regret}"
+        for name, differences in (
+            ("less that of SingleTaskGP under the LML", less_plain(cells, log, BASELINE)),
+            ("less that of the LML, same surrogate", less_lml(cells, log)),
+        ):
+            if len(differences):
+                texts = difference_table(differences, log)
+                yield section(f"{heading} {name}", _DIFFERENCES, _table(texts))
+    about = "All fits + choosing all points, median over seeds, as other processes ran beside."
     medians = cells.groupby(list(CELL))[["fit_seconds", "acquisition_seconds"]].median()
     texts = [f"{fit:.1f} + {chosen:.1f}" for fit, chosen in medians.to_numpy()]
-    return _named(wide(pandas.Series(texts, medians.index)))
+    rows = wide(pandas.Series(texts, medians.index))
+    yield section("Seconds of an optimization", about, _table(rows))
+    stopped = int(cells["failed_fits"].sum())
+    if stopped:
+        yield f"{stopped} fits stopped early; they count with the parameters they kept."
 
 
-def _texts(differences: pandas.DataFrame, regret: str) -> pandas.DataFrame:
-    if differences.empty:
-        return differences
-    return _named(difference_table(differences, f"log_{regret}"))
+def _table(rows: pandas.DataFrame) -> str:
+    return table(rows.rename_axis(index=["iterations", "surrogate", "objective"]))
 
 
-def _named(table: pandas.DataFrame) -> pandas.DataFrame:
-    return table.rename_axis(index=["iterations", "surrogate", "objective"])
-
-
-_STYLES = ("-", "--", ":", "-.")  # of surrogates
+_STYLES = ("-", "--", ":")  # of surrogates
 
 Styles = dict[tuple[str, str], dict[str, Any]]
 

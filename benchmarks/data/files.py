@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 import sys
@@ -10,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import pandas
 
 from gpclml.errors import DataError
 
@@ -57,12 +58,11 @@ class DataFile:
 @cache
 def data_files() -> dict[str, tuple[DataFile, ...]]:
     """The files of each data set by name, in the order in which they are read."""
-    files: dict[str, tuple[DataFile, ...]] = {}
-    with Path(__file__).with_name("registry.csv").open(encoding="utf-8", newline="") as lines:
-        for row in csv.DictReader(lines):
-            values: dict[str, Any] = {**row, **{name: int(row[name] or 0) for name in _COUNTS}}
-            files[row["name"]] = (*files.get(row["name"], ()), DataFile(**values))
-    return files
+    counts = dict.fromkeys(_COUNTS, lambda text: int(text or 0))
+    path = Path(__file__).with_name("registry.csv")
+    table = pandas.read_csv(path, keep_default_na=False, converters=counts)
+    entries: list[Any] = [DataFile(*row) for row in table.itertuples(index=False)]
+    return {name: tuple(file for file in entries if file.name == name) for name in table["name"]}
 
 
 def data_folder() -> Path:

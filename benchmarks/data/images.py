@@ -10,7 +10,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
@@ -247,12 +247,10 @@ def load_head_poses() -> HeadPoses:
             f"{VARIABLE}."
         )
     images = []
-    for person in people:
-        for pitch in PITCHES:
-            for yaw in YAWS:
-                file = f"{person}{_SUFFIX}/{person}_{pitch:03d}_{yaw:03d}.jpg"
-                with Image.open(root / file) as image:
-                    images.append(np.asarray(image.convert("RGB")))
+    for person, pitch, yaw in product(people, PITCHES, YAWS):
+        file = f"{person}{_SUFFIX}/{person}_{pitch:03d}_{yaw:03d}.jpg"
+        with Image.open(root / file) as image:
+            images.append(np.asarray(image.convert("RGB")))
     stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
     shape = (len(people), len(PITCHES), len(YAWS))
     return HeadPoses(stacked.unflatten(0, shape).contiguous(), tuple(people))

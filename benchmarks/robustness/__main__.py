@@ -19,9 +19,9 @@ app = typer.Typer(
     help="What objectives and arguments do where they are hard.",
 )  # fmt: skip
 
-Seed = Annotated[int, Option(min=0, max=2**40, help="Seed of the problems.")]
+Seed = Annotated[int, Option(min=0, max=2**40, help="Seed of what is drawn.")]
 Problems = Annotated[int, Option(min=1, help="Number of problems.")]
-Csv = Annotated[Path | None, Option(help="Write a row a problem, and a method, there.")]
+Csv = Annotated[Path | None, Option(help="Write a row a problem and method, or a call, there.")]
 
 
 @app.command()
@@ -48,13 +48,13 @@ def objectives(problems: Problems = 500, seed: Seed = 0, csv: Csv = None) -> Non
 @app.command()
 def fuzz(
     calls: Annotated[int, Option(min=1, help="Number of calls of each callable.")] = 64,
-    seed: Annotated[int, Option(min=0, help="Seed of the calls.")] = 0,
+    seed: Seed = 0,
     limit: Annotated[float, Option(min=1.0, help="Seconds that a call may take.")] = 60.0,
-    csv: Annotated[Path | None, Option(help="Write a row a call there.")] = None,
+    csv: Csv = None,
 ) -> None:
     """Public functions and classes called with wrong arguments: what is raised."""
     # Not at the top: it imports BoTorch, which changes GPyTorch's settings for all others.
-    from benchmarks.robustness import fuzz as wrong
+    from benchmarks.robustness.fuzz import study as wrong
 
     _print_header()
     results = wrong.run(calls, seed, limit)

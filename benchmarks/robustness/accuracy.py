@@ -1,7 +1,7 @@
 """Objectives against Gaussian densities in extended precision, 64 bits of mantissa.
 
-NumPy's ``longdouble`` has no LAPACK behind it, so the factorization is written out by columns; it
-takes about five seconds at n = 1500. Where ``longdouble`` is ``float64`` (Windows, some ARM) the
+NumPy's ``longdouble`` has no LAPACK behind it, so the factorization is written out by columns.
+Where ``longdouble`` is ``float64`` (Windows, some ARM) the
 reference is no better than what it judges.
 """
 
@@ -17,15 +17,14 @@ from linear_operator.utils.warnings import NumericalWarning
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.robustness.problems import ExactModel, HardProblem
-from gpclml.conditioning import LastPoints
-from gpclml.mlls import ConditionalMarginalLogLikelihood
+from benchmarks.robustness.objectives import OURS
+from benchmarks.robustness.problems import HardProblem
 
 _PARAMETERS = (
     "covar_module.base_kernel.raw_lengthscale", "covar_module.raw_outputscale",
     "likelihood.noise_covar.raw_noise", "mean_module.raw_constant",
 )  # fmt: skip
-_BLOCK = 48
+_OBJECTIVES = {"gpclml": OURS["LastPoints(m=0)"], "gpytorch": ExactMarginalLogLikelihood}
 Array = NDArray[np.longdouble]
 
 
@@ -34,24 +33,13 @@ def extended(values: Tensor) -> Array:
     return values.detach().double().cpu().numpy().astype(np.longdouble)
 
 
-def cholesky(matrix: Array) -> Array | None:
-    """The lower factor of a symmetric matrix; None where a pivot is not positive."""
-    factor = matrix.copy()
-    n = len(factor)
-    # Blocks keep the outer products, in plain NumPy, in cache.
-    for start in range(0, n, _BLOCK):
-        stop = min(n, start + _BLOCK)
-        for j in range(start, stop):
-            if not factor[j, j] > 0:
-                return None
-            factor[j, j] = np.sqrt(factor[j, j])
-            factor[j + 1 :, j] /= factor[j, j]
-            column = factor[j + 1 : stop, j]
-            factor[j + 1 :, j + 1 : stop] -= np.outer(factor[j + 1 :, j], column)
-        # The trailing matrix is updated once a block, by one product.
-        below = factor[stop:, start:stop]
-        factor[stop:, stop:] -= below @ below.T
-    return np.tril(factor)
+def cholesky(matrix: Array) -> Array:
+    """The lower factor of a symmetric matrix; NaN from a pivot on that is not positive."""
+    factor = np.zeros_like(matrix)
+    for j in range(len(matrix)):
+        column = matrix[j:, j] - factor[j:, :j] @ factor[j, :j]
+        factor[j:, j] = column / np.sqrt(column[0])
+    return factor
 
 
 def forward(factor: Array, right: Array) -> Array:
@@ -74,7 +62,7 @@ def run_accuracy(problems: int = 200, seed: int = 0) -> pd.DataFrame:
         problem, noise = _draw_regular(seed, index)
         reference = _reference(problem, noise)
         for dtype in (torch.float32, torch.float64):
-            for method in ("gpclml", "gpytorch"):
+            for method in _OBJECTIVES:
                 value, gradient = _evaluated(method, problem, noise, dtype)
                 error = np.linalg.norm(gradient - reference[1]) / np.linalg.norm(reference[1])
                 rows.append({
@@ -104,26 +92,13 @@ def _draw_regular(seed: int, index: int) -> tuple[HardProblem, float]:
     return HardProblem(index, "RBF", x, y, scales, outputscale, uniform[5], 0), noise
 
 
-def _model(problem: HardProblem, noise: float, dtype: torch.dtype) -> ExactModel:
-    model = problem.model(torch.float32)
-    model.likelihood.noise = noise
-    model = model.to(dtype)
-    model.set_train_data(problem.x.to(dtype), problem.y.to(dtype), strict=False)
-    return model
-
-
 def _evaluated(
     method: str, problem: HardProblem, noise: float, dtype: torch.dtype
 ) -> tuple[float, np.ndarray]:
     """The value, and its gradient by raw parameters, one for the lengthscales of all features."""
-    model = _model(problem, noise, dtype)
-    mll = (
-        ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(0))
-        if method == "gpclml"
-        else ExactMarginalLogLikelihood(model.likelihood, model)
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", NumericalWarning)
+    model = problem.model(dtype, noise)
+    mll = _OBJECTIVES[method](model.likelihood, model)
+    with warnings.catch_warnings(action="error", category=NumericalWarning):
         value = mll(model(*model.train_inputs), model.train_targets)
     value.backward()
     gradients = [model.get_parameter(name).grad for name in _PARAMETERS]
@@ -132,7 +107,7 @@ def _evaluated(
 
 def _reference(problem: HardProblem, noise: float) -> tuple[float, np.ndarray]:
     """Value and gradient by raw parameters, whose values are those of the float32 model."""
-    named = dict(_model(problem, noise, torch.float32).named_parameters())
+    named = dict(problem.model(torch.float32, noise).named_parameters())
     d, n = problem.x.shape[-1], len(problem.x)
     raw_scale, raw_output, raw_noise, mean = (extended(named[p]).sum() for p in _PARAMETERS)
     # All features share one lengthscale here; the sum over them is d times it.
@@ -144,7 +119,6 @@ def _reference(problem: HardProblem, noise: float) -> tuple[float, np.ndarray]:
     squares = ((x[:, None] - x) ** 2).sum(-1)
     kernel = outputscale * np.exp(-squares / (2 * scale**2))
     factor = cholesky(kernel + variance * np.eye(n))
-    assert factor is not None
     residual = extended(problem.y) - mean
     inverse = forward(factor, np.eye(n).astype(np.longdouble))
     inverse = inverse.T @ inverse

@@ -41,13 +41,16 @@ class HardProblem:
     mean: float
     num_duplicates: int
 
-    def model(self, dtype: torch.dtype) -> ExactModel:
-        """The same problem in any type: built in float32, then cast."""
+    def model(self, dtype: torch.dtype, noise: float | None = None) -> ExactModel:
+        """The same problem in any type: built in float32, then cast; the noise is at its bound."""
         model = ExactModel(self.x, self.y, KERNELS[self.kernel](ard_num_dims=self.x.shape[-1]))
         model.covar_module.base_kernel.lengthscale = self.lengthscale
         model.covar_module.outputscale = self.outputscale
         model.mean_module.constant = self.mean
-        torch.nn.init.constant_(model.likelihood.raw_noise, _RAW_NOISE_AT_BOUND)
+        if noise is None:
+            torch.nn.init.constant_(model.likelihood.raw_noise, _RAW_NOISE_AT_BOUND)
+        else:
+            model.likelihood.noise = noise
         model = model.to(dtype)
         model.set_train_data(self.x.to(dtype), self.y.to(dtype), strict=False)
         return model.train()
@@ -74,9 +77,6 @@ def draw_problem(seed: int, index: int) -> HardProblem:
     kernel, and a share of up to 0.9 of the rows that copy another. Inputs are standard normal;
     targets are a sum of cosines with noise, standardized. The noise variance is at GPyTorch's
     bound of 1e-4.
-
-    Returns:
-        The problem.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
     uniform = partial(torch.rand, generator=generator, dtype=torch.float64)
@@ -92,25 +92,19 @@ def draw_problem(seed: int, index: int) -> HardProblem:
     x = torch.cat([originals, originals[copies]])[torch.randperm(n, generator=generator)]
     one_each = bool(uniform(1) < 0.5)
     lengthscale = _log_uniform(1e-3, 1e3, uniform(d if one_each else 1)).expand(d)
-    return HardProblem(
-        index=index,
-        kernel=kernel,
-        x=x.float(),
-        y=_targets(x, uniform, normal),
-        lengthscale=lengthscale.float(),
-        outputscale=float(_log_uniform(0.1, 10.0, uniform(1))),
-        mean=float(normal(1)),
-        num_duplicates=num_duplicates,
-    )
+    waves = normal(d, 10) * _log_uniform(0.1, 10.0, uniform(1))
+    y = _targets(x @ waves + 2 * math.pi * uniform(10), normal(n))
+    outputscale = float(_log_uniform(0.1, 10.0, uniform(1)))
+    lengthscale, mean = lengthscale.float(), float(normal(1))
+    return HardProblem(index, kernel, x.float(), y, lengthscale, outputscale, mean, num_duplicates)
 
 
 def _log_uniform(low: float, high: float, draw: Tensor) -> Tensor:
     return low * (high / low) ** draw
 
 
-def _targets(x: Tensor, uniform: partial, normal: partial) -> Tensor:
-    waves = normal(x.shape[-1], 10) * _log_uniform(0.1, 10.0, uniform(1))
-    y = (x @ waves + 2 * math.pi * uniform(10)).cos().sum(-1) + 0.1 * normal(len(x))
+def _targets(phases: Tensor, noise: Tensor) -> Tensor:
+    y = phases.cos().sum(-1) + 0.1 * noise
     return ((y - y.mean()) / y.std()).float()
 
 
@@ -135,7 +129,6 @@ def draw_duplicates(seed: int, index: int) -> HardProblem:
     # The kernel is up to 1e10 times its noise, beyond what float32 resolves.
     lengthscale, outputscale = 0.05 * 200 ** uniform(), 1e2 * 1e4 ** uniform()
     waves = normal(d, 10) * 0.1 * 30 ** uniform()
-    y = (x @ waves + 2 * math.pi * normal(10)).cos().sum(-1) + 0.1 * normal(n)
-    y = (y - y.mean()) / y.std()
+    y = _targets(x @ waves + 2 * math.pi * normal(10), normal(n))
     scales = torch.full((d,), lengthscale, dtype=torch.float32)
-    return HardProblem(index, kernel, x.float(), y.float(), scales, outputscale, 0.0, copies)
+    return HardProblem(index, kernel, x.float(), y, scales, outputscale, 0.0, copies)

@@ -59,10 +59,11 @@ def code_version(*functions: Callable) -> str:
     names = [function_name(function) for function in functions]
     total = hashlib.sha256(" ".join(names).encode())
     for whole in ("gpclml", "benchmarks.data"):
-        for label, path in sorted(_files_of_package(whole).items()):
-            # A checkout on Windows has other line ends and the same code.
-            data = path.read_bytes().replace(b"\r\n", b"\n")
-            data = "\n".join(_statements(data)).encode() if path.suffix == ".py" else data
+        root = Path(str(util.find_spec(whole).origin)).parent  # pyright: ignore[reportOptionalMemberAccess]
+        for path in sorted([*root.rglob("*.py"), *root.rglob("*.csv")]):
+            label, data = f"{whole}/{path.relative_to(root).as_posix()}", _source(path)
+            if path.suffix == ".py":
+                data = "\n".join(dumped for _, dumped in _statements(data)).encode()
             total.update(hashlib.sha256(label.encode()).digest() + hashlib.sha256(data).digest())
     for statement in _reached(names):
         total.update(hashlib.sha256(statement.encode()).digest())
@@ -107,20 +108,20 @@ def _own_versions(functions: tuple[Callable, ...]) -> dict[str, str]:
         raise OtherCodeError(str(error)) from None
 
 
+def _source(path: Path) -> bytes:
+    # A checkout on Windows has other line ends and the same code.
+    return path.read_bytes().replace(b"\r\n", b"\n")
+
+
 @functools.lru_cache(maxsize=2000)
-def _parsed(source: bytes) -> list[ast.stmt]:
-    """The statements of a Python file without docstrings; a syntax tree has no comments."""
+def _statements(source: bytes) -> list[tuple[ast.stmt, str]]:
+    """The statements of a Python file, and these as text, without docstrings and comments."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
             node.body = [statement for statement in body if not _is_string(statement)]  # pyright: ignore
-    return tree.body
-
-
-@functools.lru_cache(maxsize=2000)
-def _statements(source: bytes) -> list[str]:
-    return list(map(ast.dump, _parsed(source)))
+    return [(statement, ast.dump(statement)) for statement in tree.body]
 
 
 def _is_string(node: ast.AST) -> bool:
@@ -141,8 +142,8 @@ def _reached(functions: Sequence[str]) -> list[str]:
         path = _file_of_module(module)
         if path is None:  # a name of another module than those it was looked up in
             continue
-        source, name = path.read_bytes().replace(b"\r\n", b"\n"), name.partition(".")[0]
-        for statement, dumped in zip(_parsed(source), _statements(source), strict=True):
+        name = name.partition(".")[0]
+        for statement, dumped in _statements(_source(path)):
             defined = _names_defined(statement)
             # What defines nothing, such as a call, runs at every import.
             if name not in (_ALL, *defined) and defined:
@@ -208,12 +209,3 @@ def _file_of_module(name: str) -> Path | None:
     except (ImportError, ValueError):
         return None
     return Path(str(spec.origin)) if spec is not None and spec.has_location else None
-
-
-def _files_of_package(name: str) -> dict[str, Path]:
-    root = Path(str(util.find_spec(name).origin)).parent  # pyright: ignore[reportOptionalMemberAccess]
-    return {
-        f"{name}/{path.relative_to(root).as_posix()}": path
-        for pattern in ("*.py", "*.csv")
-        for path in root.rglob(pattern)
-    }

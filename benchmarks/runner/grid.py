@@ -146,12 +146,13 @@ def run_grid(
     functions = [function] if batches is None else [function, batches.function]
     # Before anything is opened: an argument that cannot be used leaves no file.
     version, packages = code_version(*functions), package_versions()
-    plan = plan_cells(cells, version)
+    texts = {cell_key(cell, version): canonical_json(dict(cell)) for cell in cells}
+    plan = [Cell(*pair) for pair in texts.items()]
+    if not plan:
+        raise ArgumentError("cells", "no cell", "at least one", "Check what selects them.")
     check = partial(check_code, functions, {"code": version, **packages})
-    batch_function = batches and batches.function
-    work = partial(
-        _compute, function, batch_function, dict(environment or {}), check if address else None
-    )
+    together = batches and batches.function
+    work = partial(_compute, function, together, environment or {}, check if address else None)
     about = {"function": function_name(function), "code_version": version, **packages}
     with (
         _open_workers(jobs, address, check) as map_tasks,
@@ -211,26 +212,14 @@ def cell_key(configuration: Mapping[str, Any], version: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def plan_cells(cells: Iterable[Mapping[str, Any]], version: str) -> list[Cell]:
-    """The cells of a grid in order; equal configurations are one.
-
-    Raises:
-        ArgumentError: If there is no cell.
-    """
-    plan = {cell_key(cell, version): canonical_json(dict(cell)) for cell in cells}
-    if not plan:
-        raise ArgumentError("cells", "no cell", "at least one", "Check what selects them.")
-    return [Cell(*pair) for pair in plan.items()]
-
-
 def group_cells(cells: Iterable[Cell], batches: Batches | None) -> list[list[Cell]]:
     """Cells in groups of one label, none above its size, in the order of their first cells."""
+    if batches is None:
+        return [[cell] for cell in cells]
     groups, unfilled = [], {}
     for cell in cells:
-        kind = cell, 1
-        if batches is not None:
-            configuration = json.loads(cell.configuration)
-            kind = batches.label(configuration), batches.size(configuration)
+        configuration = json.loads(cell.configuration)
+        kind = batches.label(configuration), batches.size(configuration)
         # A label's group is full, or there is none: the next one starts.
         if len(unfilled.get(kind, ())) in (0, kind[1]):
             groups.append([])

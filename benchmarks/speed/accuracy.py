@@ -92,8 +92,8 @@ def _model(x: Tensor, y: Tensor, noise: float, fitted: bool) -> ExactRBF:
         mll = ExactMarginalLogLikelihood(small.likelihood, small)
         # The noise is what is varied.
         freeze = ["likelihood.noise_covar.raw_noise"]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # its best point so far will do
+        # Its best point so far will do.
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
             fit_mll(mll, "lbfgs", steps=50, freeze=freeze, progress=False)
         model.load_state_dict(small.state_dict())
     return model.train()

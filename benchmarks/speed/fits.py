@@ -24,22 +24,16 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.distributions import Normal
 
+from benchmarks._options import check_known
 from benchmarks._process import keep_freed_memory
 from benchmarks.bo.surrogates import initial_points, make_problem
 from benchmarks.data import load, names
 from benchmarks.speed.steps import sampled_data
 from benchmarks.speed.timing import Row, timed, wait_for
 from gpclml import StackedGP
-from gpclml.conditioning import Conditioning, KFold, LastPoints, LeaveOneOut
-from gpclml.errors import UnknownNameError
+from gpclml.conditioning import KFold, LastPoints, LeaveOneOut
 from gpclml.evaluation import leave_one_out, log_marginal_likelihood
-from gpclml.fit import (
-    FitWarning,
-    fit_batch,
-    fit_gpytorch_mll_fused,
-    fit_mll,
-    suggest_batch_size,
-)
+from gpclml.fit import FitWarning, fit_batch, fit_gpytorch_mll_fused, fit_mll, suggest_batch_size
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
@@ -49,12 +43,9 @@ End = Callable[[], np.ndarray]
 Way = Callable[[Data], End | None]
 """Makes a model of data and fits it; gives its end where that is of the log marginal likelihood."""
 
+_CLML = ConditionalMarginalLogLikelihood
 SEARCH_BASE = "botorch fit_gpytorch_mll"
-_TO_THE_END = {
-    "optimizer_kwargs": {
-        "options": {"ftol": 1e-14, "gtol": 1e-8, "maxiter": 20_000, "maxfun": 100_000}
-    }
-}
+_TO_THE_END = {"ftol": 1e-14, "gtol": 1e-8, "maxiter": 20_000, "maxfun": 100_000}
 
 
 def measure_searches(
@@ -87,7 +78,8 @@ def measure_searches(
     """
     data = search_data(n, dimensions, seed, device, outputs)
     left_out = ("scikit-learn", "StackedGP") if outputs > 1 or device != "cpu" else ("-",)
-    known = {**SEARCHES, SEARCH_BASE: _botorch_fit(**(_TO_THE_END if exact else {}))}
+    options = {"optimizer_kwargs": {"options": _TO_THE_END}} if exact else {}
+    known = {**SEARCHES, SEARCH_BASE: _botorch_fit(**options)}
     ways = {name: way for name, way in known.items() if not name.startswith(left_out)}
     ends: dict[str, End | None] = {}
 
@@ -100,13 +92,11 @@ def measure_searches(
     rows = timed(steps, device, seconds, base=SEARCH_BASE)
     # Ends are computed after the rounds, so that no time has them.
     values = {name: end() for name, end in ends.items() if end is not None}
-    base = values.get(SEARCH_BASE)
-    for row in rows:
-        value = values.get(row["method"])
-        if value is not None and base is not None:
-            apart = float(abs(value / base - 1)[1:].max())
+    for row in rows if SEARCH_BASE in values else ():
+        if row["method"] in values:
+            value, base = values[row["method"]], values[SEARCH_BASE]
             row |= {"LML a point": float(value[0]), "gain": float(value[0] - base[0])}
-            row |= {"apart": apart}
+            row["apart"] = float(abs(value / base - 1)[1:].max())
     return rows
 
 
@@ -128,14 +118,11 @@ def _botorch_fit(**options: Any) -> Way:
     return fit
 
 
-def _mll_fit(conditioning: Conditioning | None, upstream: bool = False) -> Way:
+def _mll_fit(objective: Callable[..., Any], is_lml: bool = True) -> Way:
     def fit(data: Data) -> End | None:
         model = SingleTaskGP(*data, outcome_transform=None)
-        kind: Any = ExactMarginalLogLikelihood if upstream else ConditionalMarginalLogLikelihood
-        mll = kind(model.likelihood, model, *(() if upstream else (conditioning,)))
-        fit_mll(mll, progress=False)
-        compared = upstream or isinstance(conditioning, LastPoints)
-        return partial(_end, model) if compared else None
+        fit_mll(objective(model.likelihood, model), progress=False)
+        return partial(_end, model) if is_lml else None
 
     return fit
 
@@ -157,8 +144,7 @@ def _sklearn_fit(data: Data) -> None:
 
     x, y = (values.numpy() for values in data)
     kernel = RBF(np.ones(x.shape[1])) + WhiteKernel(0.1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
         GaussianProcessRegressor(kernel, alpha=0.0).fit(x, y[:, 0])
 
 
@@ -169,17 +155,14 @@ def _stacked_fit(data: Data) -> None:
 SEARCHES: dict[str, Way] = {
     SEARCH_BASE: _botorch_fit(),
     "botorch, fit_gpytorch_mll_fused": _botorch_fit(optimizer=fit_gpytorch_mll_fused),
-    "fit_mll, gpytorch LML": _mll_fit(None, upstream=True),
-    "fit_mll, LastPoints(m=0)": _mll_fit(LastPoints(m=0)),
-    "fit_mll, LeaveOneOut()": _mll_fit(LeaveOneOut()),
-    "fit_mll, KFold(10)": _mll_fit(None),
+    "fit_mll, gpytorch LML": _mll_fit(ExactMarginalLogLikelihood),
+    "fit_mll, LastPoints(m=0)": _mll_fit(partial(_CLML, conditioning=LastPoints(m=0))),
+    "fit_mll, LeaveOneOut()": _mll_fit(partial(_CLML, conditioning=LeaveOneOut()), is_lml=False),
+    "fit_mll, KFold(10)": _mll_fit(_CLML, is_lml=False),
     "StackedGP, all its models": _stacked_fit,
     "scikit-learn": _sklearn_fit,
 }
 """Ways of fitting, by name."""
-
-
-_CONDITIONINGS = {"clml": lambda: None, "lml": lambda: LastPoints(m=0)}
 
 
 def measure_batches(
@@ -199,7 +182,7 @@ def measure_batches(
     suggested = suggest_batch_size(n, device)
     sizes = {f"{together} at once": together for together in (1, min(size, suggested), size)}
     ways = {
-        name: partial(_fit_models, n, objective, size, together, steps, device)
+        name: partial(fit_models, n, objective, size, together, steps, device)
         for name, together in sizes.items()
     }
     rows = timed(ways, device, seconds, base="1 at once", memory=True)
@@ -210,7 +193,7 @@ def measure_batches(
     return rows
 
 
-def _fit_models(
+def fit_models(
     n: int, objective: str, count: int, together: int, steps: int, device: str
 ) -> list[ConditionalMarginalLogLikelihood]:
     """Makes bottleneck deep kernels on data of their own and fits them, some at a time."""
@@ -218,38 +201,32 @@ def _fit_models(
     for seed in range(count):
         x, y = sampled_data(n, torch.float64, device, seed)
         model = GPRegression(x, y, "deep_bottleneck", seed=seed)
-        conditioning = _CONDITIONINGS[objective]()
-        mlls.append(
-            ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=seed)
-        )
-    fit_seeds(mlls, together, steps)
-    return mlls
-
-
-def fit_seeds(mlls: list[ConditionalMarginalLogLikelihood], size: int, steps: int) -> None:
-    """Fits models by Adam, ``size`` at a time."""
-    for start in range(0, len(mlls), size):
-        members = mlls[start : start + size]
-        if size == 1:
+        held_out = {"clml": None, "lml": LastPoints(m=0)}[objective]
+        mlls.append(ConditionalMarginalLogLikelihood(model.likelihood, model, held_out, seed=seed))
+    for start in range(0, len(mlls), together):
+        members = mlls[start : start + together]
+        if together == 1:
             fit_mll(members[0], "adam", steps=steps, progress=False)
         else:
             fit_batch(members, "adam", steps=steps, progress=False)
+    return mlls
 
 
 _TEST = 5000
-_LARGE_OBJECTIVES: dict[str, Conditioning | None] = {
-    "LML": LastPoints(m=0), "leave-one-out": LeaveOneOut(), "ten folds": KFold(10),
-    "GPyTorch's LML": None,
-}  # fmt: skip
+_LARGE_OBJECTIVES: dict[str, Callable[..., Any]] = {
+    "LML": partial(_CLML, conditioning=LastPoints(m=0)),
+    "leave-one-out": partial(_CLML, conditioning=LeaveOneOut()),
+    "ten folds": partial(_CLML, conditioning=KFold(10)),
+    "GPyTorch's LML": ExactMarginalLogLikelihood,
+}
 
 
-def _large_kernel(name: str, d: int) -> gpytorch.kernels.Kernel:
-    if name == "rbf":
-        return RBFKernel(ard_num_dims=d)
-    smoothness = {"matern 5/2": 2.5, "matern 3/2": 1.5, "matern 1/2": 0.5}
-    if name not in smoothness:
-        raise UnknownNameError("kernel", name, ["rbf", *smoothness])
-    return MaternKernel(smoothness[name], ard_num_dims=d)
+_LARGE_KERNELS: dict[str, Callable[..., gpytorch.kernels.Kernel]] = {
+    "rbf": RBFKernel,
+    "matern 5/2": partial(MaternKernel, nu=2.5),
+    "matern 3/2": partial(MaternKernel, nu=1.5),
+    "matern 1/2": partial(MaternKernel, nu=0.5),
+}
 
 
 def measure_large_fits(
@@ -266,8 +243,8 @@ def measure_large_fits(
         data: A table, or ``"drawn"``.
         device: Where.
     """
-    if method not in _LARGE_OBJECTIVES:
-        raise UnknownNameError("method", method, _LARGE_OBJECTIVES)
+    check_known("method", [method], _LARGE_OBJECTIVES)
+    check_known("kernel", [kernel], _LARGE_KERNELS)
     if data == "drawn":
         x, y = sampled_data(n + 5000, torch.float64, "cpu", 0)
     else:
@@ -276,15 +253,9 @@ def measure_large_fits(
     # One split for all kernels, objectives and n: smaller training sets are nested.
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     train, test = order[:n], order[n:][-_TEST:]
-    model = GPRegression(
-        x[train].to(device), y[train].to(device), ScaleKernel(_large_kernel(kernel, x.shape[-1]))
-    )
-    conditioning = _LARGE_OBJECTIVES[method]
-    mll = (
-        ExactMarginalLogLikelihood(model.likelihood, model)
-        if conditioning is None
-        else ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
-    )
+    covariance = ScaleKernel(_LARGE_KERNELS[kernel](ard_num_dims=x.shape[-1]))
+    model = GPRegression(x[train].to(device), y[train].to(device), covariance)
+    mll = _LARGE_OBJECTIVES[method](model.likelihood, model)
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
@@ -313,8 +284,7 @@ def _test_scores(model: GPRegression, x: Tensor, y: Tensor) -> Row:
     predicted = model.predict(x, marginal=True, solver="cholesky", progress=False)
     mean, variance = predicted.mean, predicted.variance
     scale = model.target_scale
-    normal = torch.distributions.Normal(mean, variance.sqrt())
-    density = normal.log_prob(y) + scale.log()
+    density = Normal(mean, variance.sqrt()).log_prob(y) + scale.log()
     return {
         "test NLL": -float(density.mean()),
         "its error": float(density.std() / len(y) ** 0.5),
@@ -326,10 +296,7 @@ TABLES: tuple[str, ...] = tuple(name for name in names() if name != "challenger"
 """Tables with 50 rows or more. Rules of the search are chosen on every second one, from the first
 on, and judged on the others."""
 
-_OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "botorch": {},
-    "fused": {"optimizer": fit_gpytorch_mll_fused},
-}
+_OPTIMIZERS: dict[str, Any] = {"botorch": {}, "fused": {"optimizer": fit_gpytorch_mll_fused}}
 _CLEAR = 0.02  # nats a row
 _LEAST_TESTED, _MOST_TESTED = 30, 500
 
@@ -355,11 +322,8 @@ def measure_predictions(table: str, n: int, subset: int = 0) -> list[Row]:
     x, y = data.inputs[order], data.targets[order]
     # Normalize divides by the range of a column.
     x = x[:, x[:n].std(0) > 0]
-    row: Row = {}
-    for label, options in _OPTIMIZERS.items():
-        scores = _predicted_fit(x, y, n, subset, options)
-        row |= {f"{score}_{label}": value for score, value in scores.items()}
-    return [row]
+    scores = {way: _predicted_fit(x, y, n, subset, how) for way, how in _OPTIMIZERS.items()}
+    return [{f"{name}_{way}": value for way in scores for name, value in scores[way].items()}]
 
 
 def _predicted_fit(
@@ -369,8 +333,7 @@ def _predicted_fit(
     model = SingleTaskGP(x[:n], y[:n, None], input_transform=transform)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", OptimizationWarning)  # BoTorch tries again
-        # Both optimizers retry from the same draws.
-        torch.manual_seed(seed)  # BoTorch's retries draw
+        torch.manual_seed(seed)  # both optimizers retry from the same draws
         start = time.process_time()
         fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), **options)
         seconds = time.process_time() - start
@@ -401,27 +364,18 @@ def summarize_predictions(rows: pd.DataFrame) -> pd.DataFrame:
     chosen = rows["table"].isin(TABLES[::2])
     groups = {"all": rows, "chosen on": rows[chosen], "judged on": rows[~chosen]}
     groups |= {f"n = {n}": sized for n, sized in rows.groupby("n")}
-    summaries = []
+    summaries = {}
     for name, fits in groups.items():
-        if fits.empty:
-            continue
         change = fits.nll_fused - fits.nll_botorch
         worse, better = int((change > _CLEAR).sum()), int((change < -_CLEAR).sum())
-        clear = worse + better
-        summaries.append(
-            {
-                "of": name,
-                "fits": len(fits),
-                "nll": change.mean(),
-                "se": change.sem(),
-                "worse": worse,
-                "better": better,
-                "p": binomtest(worse, clear).pvalue if clear else 1.0,
-                "rmse": np.exp(np.log(fits.rmse_fused / fits.rmse_botorch).mean()),
-                "time": (fits.seconds_fused / fits.seconds_botorch).median(),
-            }
-        )
-    return pd.DataFrame(summaries)
+        p = binomtest(worse, worse + better).pvalue if worse + better else 1.0
+        rmse = np.exp(np.log(fits.rmse_fused / fits.rmse_botorch).mean())
+        time_ratio = (fits.seconds_fused / fits.seconds_botorch).median()
+        values = len(fits), change.mean(), change.sem(), worse, better, p, rmse, time_ratio
+        columns = "fits", "nll", "se", "worse", "better", "p", "rmse", "time"
+        summaries[name] = dict(zip(columns, values, strict=True))
+    table = pd.DataFrame.from_dict(summaries, orient="index").rename_axis("of")
+    return table[table["fits"] > 0]
 
 
 def measure_loops(

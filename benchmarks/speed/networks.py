@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +30,7 @@ _CLASSES, _BATCH = 10, 250
 
 
 def measure_evidence(
-    network: str, n: int = 1000, memory: bool = False, others: bool = True,
+    network: str, n: int = 1000, memory: bool = False,
     *, device: str = "cpu", seconds: float = 2.0,
 ) -> list[Row]:  # fmt: skip
     """Time of the evidence with its gradient in the precisions of all parameter tensors.
@@ -40,16 +41,15 @@ def measure_evidence(
         network: Its name, as for :func:`benchmarks.evidence.training.network`.
         n: Number of points.
         memory: Peak memory too, on a CPU each in a process of its own.
-        others: laplace-torch too, where it is installed.
         device: Where.
         seconds: That the rounds may take.
 
     Returns:
-        A row a method, whose ``ratio`` is to the Kronecker evidence of all points. ``150-1`` has
-        150 points and one output for all; ``passes alone`` are the forward and the backward pass
-        that any such estimate needs.
+        A row a method, laplace-torch among them where it is installed, whose ``ratio`` is to the
+        Kronecker evidence of all points. ``150-1`` has 150 points and one output for all; ``passes
+        alone`` are the forward and the backward pass that any such estimate needs.
     """
-    steps = evidence_steps(network, n, device, others)
+    steps = evidence_steps(network, n, device)
     rows = timed(steps, device, seconds, base=EVIDENCE_BASE, memory=memory)
     for row in rows:
         if memory and device == "cpu" and FAILED not in row:
@@ -62,9 +62,7 @@ def _warm_evidence_step(network: str, n: int, method: str) -> Callable[[], objec
     return evidence_steps(network, n, "cpu")[method]
 
 
-def evidence_steps(
-    network: str, n: int, device: str, others: bool = True
-) -> dict[str, Callable[[], object]]:
+def evidence_steps(network: str, n: int, device: str) -> dict[str, Callable[[], object]]:
     """What is compared by :func:`measure_evidence`, whose arguments these are."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n, 1, 28, 28, generator=generator).to(device)
@@ -81,7 +79,7 @@ def evidence_steps(
         "kernel, 150-1": _evidence_step(module, n, FunctionSpace(), "single", *some),
         "passes alone, 150-1": _passes_step(module, x[:150]),
     }
-    if others and importlib.util.find_spec("laplace") is not None:
+    if importlib.util.find_spec("laplace") is not None:
         steps |= _laplace_torch_steps(module, x, y)
     return steps
 
@@ -124,8 +122,6 @@ def _laplace_torch_steps(
     network: torch.nn.Module, x: Tensor, y: Tensor, structure: str = ""
 ) -> dict[str, Callable[[], object]]:
     """Fits with the evidence and its gradient; of one structure fits alone."""
-    import copy
-
     import laplace
     from laplace.curvature import asdl, backpack, curvlinops
     from torch.utils.data import DataLoader, TensorDataset
@@ -167,7 +163,7 @@ PASSES = "forward and gradient"
 
 
 def measure_posteriors(
-    problem: str = "prediction", points: int = 1000, others: bool = True,
+    problem: str = "prediction", points: int = 1000,
     *, device: str = "cpu", seconds: float = 2.0,
 ) -> list[Row]:  # fmt: skip
     """Time of a prediction, and of fits with the full curvature of a last layer, in float32.
@@ -177,7 +173,6 @@ def measure_posteriors(
             the posterior; or fits of a linear layer, such as ``"10 x 64"`` of 10 classes and 64
             features.
         points: Number of training points.
-        others: laplace-torch too, where it is installed.
         device: Where.
         seconds: That the rounds may take.
     """
@@ -204,7 +199,7 @@ def measure_posteriors(
     given = "precisions given"
     steps = {given: lambda: fit(precision=1.0), "precisions by the evidence": fit}
     # At 100 x 100 its matrix of 10,100 columns, summed over points, takes minutes.
-    if others and sizes[0] * sizes[-1] < 5000 and importlib.util.find_spec("laplace") is not None:
+    if sizes[0] * sizes[-1] < 5000 and importlib.util.find_spec("laplace") is not None:
         steps |= _laplace_torch_steps(network, x, y, "full")
     return timed(steps, device, seconds, base=given)
 
@@ -224,25 +219,19 @@ def measure_few_shot(
     under a ``SumMarginalLogLikelihood``.
     """
     keep_freed_memory()
-    return timed(task_steps(kernel, ways, images, tasks, device), device, seconds, base=PLAIN)
-
-
-def task_steps(
-    kernel: str, ways: int, images: int, tasks: int, device: str
-) -> dict[str, Callable[[], object]]:
-    """What is compared by :func:`measure_few_shot`, whose arguments these are, by name."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(tasks, ways * images, _FEATURES, generator=generator).to(device)
     labels = torch.arange(ways).repeat(images).expand(tasks, -1).to(device)  # support first
     episodes = Episodes(x[:, :ways], labels[:, :ways], x[:, ways:], labels[:, ways:], ways)
     pictures = torch.rand(tasks * ways * images, 1, 28, 28, generator=generator).to(device)
     conv4 = Conv4().to(device)
-    return {
+    steps = {
         PLAIN: _plain_step(episodes, kernel, device),
         "ours, LML": _density_step(episodes, kernel, 0, device),
         "ours, CLML": _density_step(episodes, kernel, ways, device),
         "Conv4": lambda: conv4(pictures).sum().backward(),
     }
+    return timed(steps, device, seconds, base=PLAIN)
 
 
 def _density_step(episodes: Episodes, kernel: str, m: int, device: str) -> Callable[[], object]:
@@ -252,11 +241,7 @@ def _density_step(episodes: Episodes, kernel: str, m: int, device: str) -> Calla
     support, query = (x.requires_grad_() for x in (episodes.support_x, episodes.query_x))
     given = Episodes(support, episodes.support_y, query, episodes.query_y, episodes.ways)
 
-    def step() -> None:
-        loss = -model.objective(mll, given).mean()
-        loss.backward()
-
-    return step
+    return lambda: model.objective(mll, given).mean().neg().backward()
 
 
 def _plain_step(episodes: Episodes, kernel: str, device: str) -> Callable[[], object]:
@@ -315,14 +300,22 @@ def measure_training_steps(
 def _training_step(tasks: ImageTasks, kernel: str, m: int) -> Callable[[], object]:
     model = DeepKernelTransfer(Conv4(), kernel)
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=m))
+    return _adam_step(model, tasks, lambda task: -model.objective(mll, task).mean())
+
+
+def _adam_step(model: Any, tasks: ImageTasks, loss_of: Any, after: Any = None) -> Any:
+    """A step of Adam on the loss of a new task, and what is done with that task after it."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def step() -> float:
         model.train()
+        task = tasks.draw([0])
         optimizer.zero_grad()
-        loss = -model.objective(mll, tasks.draw([0])).mean()
+        loss = loss_of(task)
         loss.backward()
         optimizer.step()
+        if after is not None:
+            after(task)
         return float(loss.detach())
 
     return step
@@ -330,19 +323,10 @@ def _training_step(tasks: ImageTasks, kernel: str, m: int) -> Callable[[], objec
 
 def _published_step(tasks: ImageTasks, kernel: str, scores: bool) -> Callable[[], object]:
     model = published_model(kernel, _WAYS, seed=0)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
-    def step() -> float:
-        model.train()
-        task = tasks.draw([0])
-        optimizer.zero_grad()
-        loss = model.loss(task)
-        loss.backward()
-        optimizer.step()
-        if scores:
-            with torch.no_grad(), evaluating(model):
-                for x in (task.support_x[0], task.query_x[0]):
-                    model.classes(x)
-        return float(loss.detach())
+    def predict(task: Episodes) -> None:
+        with torch.no_grad(), evaluating(model):
+            for x in (task.support_x[0], task.query_x[0]):
+                model.classes(x)
 
-    return step
+    return _adam_step(model, tasks, model.loss, predict if scores else None)

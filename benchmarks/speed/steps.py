@@ -18,6 +18,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from numpy import ndarray
 from torch import Tensor
 
+from benchmarks._options import check_known
 from benchmarks.robustness.problems import ExactModel
 from benchmarks.speed.timing import FAILED, Row, step_memory, timed
 from gpclml._utils.environment import available_memory
@@ -29,7 +30,7 @@ from gpclml.conditioning import (
     RandomHoldout,
     RandomOrderings,
 )
-from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.errors import ArgumentError
 from gpclml.inference import Solver
 from gpclml.inference.observations import MATRICES_AT_PEAK
 from gpclml.kernels import MLP, DeepKernel
@@ -130,12 +131,13 @@ class Problem:
 Objective = Callable[[], Tensor]
 
 
-def _gpytorch(mll_class: type, problem: Problem) -> Objective:
+def _gpytorch(mll_class: type, problem: Problem, upstream_defaults: bool = False) -> Objective:
     mll = mll_class(problem.model.likelihood, problem.model)
 
     def objective() -> Tensor:
         # Above this size GPyTorch would turn to stochastic estimates.
-        with gpytorch.settings.max_cholesky_size(problem.y.numel()):
+        exact = gpytorch.settings.max_cholesky_size(problem.y.numel())
+        with gpytorch_defaults() if upstream_defaults else exact:
             return mll(problem.model(problem.x), problem.y)
 
     return objective
@@ -155,16 +157,6 @@ def gpytorch_defaults() -> Iterator[None]:
     ):
         warnings.simplefilter("ignore", NumericalWarning)  # of what is measured here
         yield
-
-
-def _gpytorch_by_default(problem: Problem) -> Objective:
-    mll = ExactMarginalLogLikelihood(problem.model.likelihood, problem.model)
-
-    def objective() -> Tensor:
-        with gpytorch_defaults():
-            return mll(problem.model(problem.x), problem.y)
-
-    return objective
 
 
 def _conditional(
@@ -239,7 +231,7 @@ METHODS: dict[str, Callable[[Problem], Objective]] = {
     "RandomOrderings(5, m=n/2)": partial(_conditional, lambda n: RandomOrderings(5, n // 2)),
     "LastPoints(m=0), dense": partial(_dense, lambda n: LastPoints(0)),
     "RandomHoldout(0.1), dense": partial(_dense, lambda n: RandomHoldout(0.1)),
-    BY_DEFAULT: _gpytorch_by_default,
+    BY_DEFAULT: partial(_gpytorch, ExactMarginalLogLikelihood, upstream_defaults=True),
     "CLML of 256, Cholesky": partial(_conditional, _block_of_256),
     "CLML of 256, cg": partial(_conditional, _block_of_256, solver="cg"),
     "CLML of 256 given 4000": partial(_conditional, partial(_block_of_256, most=4000)),
@@ -277,8 +269,7 @@ def methods_of(group: str, n: int, dtype: torch.dtype, device: str) -> list[str]
     Raises:
         UnknownNameError: No such group.
     """
-    if group not in _GROUPS:
-        raise UnknownNameError("methods", group, _GROUPS)
+    check_known("methods", [group], _GROUPS)
     if group != "scale":
         return _GROUPS[group]
     # Half the memory: other programs and the allocator need some.
@@ -292,12 +283,7 @@ def methods_of(group: str, n: int, dtype: torch.dtype, device: str) -> list[str]
 
 
 def gradient_step(method: str, problem: Problem) -> Callable[[], Tensor]:
-    """One training step without the update: kernel, value and gradient of all parameters.
-
-    The function takes the step of a method and returns the loss.
-    """
-    if method not in METHODS:
-        raise UnknownNameError("method", method, METHODS)
+    """What takes a method's training step without the update, and returns the loss."""
     objective = METHODS[method](problem)
 
     def step() -> Tensor:
@@ -356,7 +342,7 @@ def measure_steps(
     if methods == "peers":
         steps |= peer_steps(problem)
     rows = timed(steps, device, seconds, base=BASE, memory=memory)
-    loo = next((row["ms"] for row in rows if row["method"] == "gpytorch LOO" and "ms" in row), None)
+    loo = next((row.get("ms") for row in rows if row["method"] == "gpytorch LOO"), None)
     # What the library would refuse by, to be compared with what was used.
     predicted = MATRICES_AT_PEAK * n * n * kind.itemsize / 2**30
     for row in rows:
@@ -382,12 +368,12 @@ def warm_step(method: str, n: int, dtype: str, dimensions: int) -> Callable[[], 
 
 
 def measure_rates(
-    n: int, dtype: str = "float64", matrices: int = 1, columns: int = 257,
+    n: int, dtype: str = "float64", matrices: int = 1,
     *, device: str = "cpu", seconds: float = 2.0,
 ) -> list[Row]:  # fmt: skip
     """Operations, or kernel entries, a second at one size, of one matrix or of several at once.
 
-    Of a product of two matrices, of one with a few columns, a Cholesky factor, its inverse and a
+    Of a product of two matrices, of one with 257 columns, a Cholesky factor, its inverse and a
     triangular solve, a sum, and entries of an RBF kernel of 8 inputs.
     """
     kind = getattr(torch, dtype)
@@ -399,29 +385,23 @@ def measure_rates(
         identity = torch.eye(n, device=device, dtype=kind)
         K = kernel(x).to_dense() + identity
         L = torch.linalg.cholesky(K)
-        wide = K[..., :columns].contiguous()
-        work = {
-            "product": 2 * n**3, "tall product": 2 * n**2 * wide.shape[-1],
-            "Cholesky factor": n**3 / 3, "inverse of a factor's product": 2 * n**3 / 3,
-            "triangular solve, n columns": n**3, "sum of two matrices": n**2,
-            "kernel entries": n**2,
-        }  # fmt: skip
-        steps: dict[str, Callable[[], Any]] = {
-            "product": lambda: K @ K,
-            "tall product": lambda: K @ wide,
-            "Cholesky factor": lambda: torch.linalg.cholesky_ex(K),
-            "inverse of a factor's product": lambda: torch.cholesky_inverse(L),
-            "triangular solve, n columns": lambda: torch.linalg.solve_triangular(L, K, upper=False),
-            "sum of two matrices": lambda: K + identity,
-            "kernel entries": lambda: kernel(x, x + 1).to_dense(),
+        wide = K[..., :257].contiguous()
+        solve = partial(torch.linalg.solve_triangular, L, K, upper=False)
+        work: dict[str, tuple[float, Callable[[], Any]]] = {
+            "product": (2 * n**3, lambda: K @ K),
+            "tall product": (2 * n**2 * wide.shape[-1], lambda: K @ wide),
+            "Cholesky factor": (n**3 / 3, lambda: torch.linalg.cholesky_ex(K)),
+            "inverse of a factor's product": (2 * n**3 / 3, lambda: torch.cholesky_inverse(L)),
+            "triangular solve, n columns": (n**3, solve),
+            "sum of two matrices": (n**2, lambda: K + identity),
+            "kernel entries": (n**2, lambda: kernel(x, x + 1).to_dense()),
         }
         if matrices == 1:
-            work["the same, this library's"] = 2 * n**3 / 3
-            steps["the same, this library's"] = lambda: inverse_of_factor(L)
-        rows = timed(steps, device, seconds)
+            work["the same, this library's"] = 2 * n**3 / 3, lambda: inverse_of_factor(L)
+        rows = timed({name: step for name, (_, step) in work.items()}, device, seconds)
     return [
         {"method": row["method"], "ms": row["ms"],
-         "Gflop/s": matrices * work[row["method"]] / (1e-3 * row["ms"]) / 1e9}
+         "Gflop/s": matrices * work[row["method"]][0] / (1e-3 * row["ms"]) / 1e9}
         for row in rows
     ]  # fmt: skip
 
@@ -429,8 +409,8 @@ def measure_rates(
 def peer_steps(problem: Problem) -> dict[str, Callable[[], tuple[float, ndarray]]]:
     """The log marginal likelihood a point of a problem's model with its gradient by scikit-learn.
 
-    The gradient is with respect to logarithms of the kernel's variance, the noise variance and the
-    lengthscales; scikit-learn's model has no constant mean.
+    The gradient is with respect to logarithms of the kernel's variance, the lengthscales and the
+    noise variance; scikit-learn's model has no constant mean.
     """
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
@@ -438,20 +418,17 @@ def peer_steps(problem: Problem) -> dict[str, Callable[[], tuple[float, ndarray]
     x, y = problem.x.double().numpy(), problem.y.double().numpy()
     model = cast(Any, problem.model)
     kernel = model.covar_module
-    positive = (kernel.outputscale, model.likelihood.noise, kernel.base_kernel.lengthscale)
-    theta = np.log(np.concatenate([p.detach().double().numpy().ravel() for p in positive]))
+    positive = (kernel.outputscale, kernel.base_kernel.lengthscale, model.likelihood.noise)
     peer = ConstantKernel() * RBF(np.ones(x.shape[1])) + WhiteKernel()
-    order = [0, *range(2, len(theta)), 1]  # the noise comes last
-    peer.theta = theta[order]
+    peer.theta = np.log(np.concatenate([p.detach().double().numpy().ravel() for p in positive]))
     # An optimizer that stays where it is: the objective is asked for one value with gradient.
     # (fit computes factors that the timed call does not reuse.)
     gp = GaussianProcessRegressor(peer, alpha=0.0, optimizer=None).fit(x, y)
-    back = np.argsort(order)
 
     def step() -> tuple[float, ndarray]:
         value, gradient = gp.log_marginal_likelihood(
             peer.theta, eval_gradient=True, clone_kernel=False
         )
-        return float(value) / len(y), gradient[back] / len(y)
+        return float(value) / len(y), gradient / len(y)
 
     return {"scikit-learn LML": step}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import inspect
 import itertools
 import math
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import pandas
@@ -15,7 +15,6 @@ import threadpoolctl
 import torch
 from typer import Option
 
-from benchmarks._figures import new_figure, save_figure
 from benchmarks._options import check_device, check_known, check_positive, names
 from benchmarks._tables import section, spread_rows, table
 from benchmarks.speed import accuracy, fits, neighbours, networks, steps
@@ -224,21 +223,18 @@ def make_grid(
 
 
 def _values(text: str) -> tuple[str, list[Any]]:
-    """A setting and its values, numbers where they look like numbers."""
+    """A setting and its values, numbers where they look like numbers, true and false."""
     name, _, values = text.partition("=")
     if not name or not values:
         raise ArgumentError("set", repr(text), "NAME=VALUE or NAME=VALUE+VALUE")
-    words = {"true": True, "false": False}
-    return name, [words.get(value, _number(value)) for value in values.split("+")]
+    return name, [_value(value) for value in values.split("+")]
 
 
-def _number(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text.title() if text in ("true", "false") else text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,7 +270,7 @@ def sections(cells: pandas.DataFrame) -> Iterator[str]:
         if rows.empty:
             continue
         if kind == "predictions":
-            rows = fits.summarize_predictions(rows).set_index("of").map(_shown)
+            rows = fits.summarize_predictions(rows).map(_shown)
             yield section(measurement.heading, measurement.about, table(rows))
             continue
         shown = _averaged(rows) if "seed" in rows or "start" in rows else rows
@@ -300,22 +296,20 @@ def prepared(done: pandas.DataFrame) -> pandas.DataFrame:
 def _averaged(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Medians over seeds."""
     rows = rows.drop(columns=["seed", "start"], errors="ignore")
-    numbers = rows.select_dtypes("number").columns
     known = [*MEASUREMENTS[rows["study"].iloc[0]].settings, *_COMMON, "dtype", "method"]
     keys = [name for name in known if name in rows]
-    values = [name for name in numbers if name not in keys]
-    return rows.groupby(keys, sort=False)[values].median().reset_index()
+    return rows.groupby(keys, sort=False).median(numeric_only=True).reset_index()
 
 
 def _group_table(rows: pandas.DataFrame) -> str:
     """A table of what was measured in one place, what is the same everywhere above it."""
     rows = rows.drop(columns=["study", "time", "low", "high", "Gflop"], errors="ignore")
     rows = rows.dropna(axis="columns", how="all")
+    fixed = {name: rows.pop(name).iloc[0] for name in _FIXED if name in rows}
     caption = ", ".join(
-        f"{rows[name].iloc[0]}" + (" threads" if name == "threads" else "")
-        for name in _FIXED if name in rows
-    )  # fmt: skip
-    rows = rows.drop(columns=[name for name in _FIXED if name in rows]).map(_shown)
+        f"{v} threads" if name == "threads" else f"{v}" for name, v in fixed.items()
+    )
+    rows = rows.map(_shown)
     return f"{caption}\n\n{table(rows.set_index(rows.columns[0]))}"
 
 
@@ -345,23 +339,6 @@ def _beside_the_cpu(cells: pandas.DataFrame) -> Iterator[str]:
         yield section("Where a card begins to pay", about, table(both.map(_shown)))
 
 
-def draw_costs(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
-    """Draws seconds and GiB of steps against n, a line a method, both axes logarithmic."""
-    rows = cells[cells["study"] == "steps"]
-    columns = [name for name in ("ms", "GiB") if name in rows]
-    figure = new_figure(5.5 * len(columns), 4.2, layout="constrained")
-    panels: Iterable[Any] = figure.subplots(1, len(columns), squeeze=False)[0]
-    for axes, column in zip(panels, columns, strict=True):
-        for method, times in rows.sort_values("n").groupby("method", sort=False):
-            axes.loglog(times["n"], times[column], marker="o", label=method)
-        axes.set_xlabel("number of points n")
-        label = "milliseconds a gradient step" if column == "ms" else "peak memory, GiB"
-        axes.set_ylabel(label)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=9, frameon=False)
-    save_figure(figure, path)
-
-
 STUDY = Study(
     name="speed",
     about="Steps, fits and their memory beside those of other libraries, on a CPU or a GPU.",
@@ -374,6 +351,4 @@ STUDY = Study(
     label="{study} on {device}",
     prepare=prepared,
     tables=sections,
-    figure=draw_costs,
-    caption="Time and memory against n",
 )

@@ -7,11 +7,13 @@ methods alike; a ratio is formed within its round only.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import platform
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
+from benchmarks._tables import describe_error
+from gpclml.errors import UnsupportedError
 
 Row = dict[str, Any]
 Steps = Mapping[str, Callable[[], object]]
@@ -70,8 +73,7 @@ def timed(
                     break
         except Exception as error:  # out of memory, say: that is what is to be known of it
             first.pop(name, None)
-            text = (str(error).strip().splitlines() or [""])[0]
-            rows[name][FAILED] = f"{type(error).__name__}: {text}"[:_MOST_CHARACTERS]
+            rows[name][FAILED] = describe_error(error)[:_MOST_CHARACTERS]
         if on_gpu:
             gc.collect()
     if not first:
@@ -83,8 +85,8 @@ def timed(
         times = interleaved_times({name: steps[name] for name in first}, rounds, device)
     table = ratios(times, base) if base in times else pd.DataFrame(index=times.columns)
     for name in first:
-        more = {column: float(value) for column, value in table.loc[name].items()}
-        rows[name] |= {"ms": 1e3 * float(times[name].median()), **more, "rounds": max(rounds, 1)}
+        rows[name]["ms"] = 1e3 * float(times[name].median())
+        rows[name] |= table.loc[name].to_dict() | {"rounds": max(rounds, 1)}
     return list(rows.values())
 
 
@@ -95,21 +97,16 @@ def interleaved_times(
 
     The order is rotated by one each round, so that no step always follows the same one.
     """
-    if rounds < 1:
-        raise ArgumentError("rounds", rounds, "an integer of at least 1")
-    # Caches left by one step would favour the same next one.
-    names = list(steps)
-    rows = []
-    for turn in range(rounds):
-        start = turn % len(names)
-        rows.append({n: _seconds(steps[n], device) for n in names[start:] + names[:start]})
-    return pd.DataFrame(rows, columns=names)
+    names, rows = deque(steps), []
+    for _ in range(rounds):
+        rows.append({name: _seconds(steps[name], device) for name in names})
+        # Caches left by one step would favour the same next one.
+        names.rotate(-1)
+    return pd.DataFrame(rows, columns=list(steps))
 
 
 def ratios(times: pd.DataFrame, base: str) -> pd.DataFrame:
     """Each step's time over the base's in the same round: median and quartiles over rounds."""
-    if base not in times:
-        raise UnknownNameError("base", base, times.columns)
     quantiles = times.div(times[base], axis=0).quantile([0.5, 0.25, 0.75]).T
     return quantiles.set_axis(["ratio", "low", "high"], axis=1)
 
@@ -161,8 +158,6 @@ def step_memory(prepare: Callable[..., Callable[[], object]], *settings: Any) ->
 
 
 def _growth(module: str, name: str, settings: tuple) -> int:
-    import importlib
-
     step = getattr(importlib.import_module(module), name)(*settings)
     gc.collect()
     before = start_of_peak()
@@ -185,15 +180,10 @@ def in_fresh_process(function: Callable[..., int], *arguments: object) -> int:
         f"import torch; torch.set_num_threads({threads}); "
         f"from {function.__module__} import {name}; print({name}(*{arguments!r}))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": str(_MMAP_THRESHOLD)},
-        cwd=Path(__file__).parents[2],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return int(done.stdout.split()[-1])
+    variables = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(_MMAP_THRESHOLD)}
+    folder = Path(__file__).parents[2]
+    command = [sys.executable, "-c", code]
+    return int(subprocess.check_output(command, env=variables, cwd=folder).split()[-1])
 
 
 def start_of_peak() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from benchmarks.tables.scores import attempt, normal
@@ -100,7 +102,8 @@ class Candidates:
 
     def __init__(self, rows: TableRows, seed: int) -> None:
         self._rows, self._seed = rows, seed
-        self._fits: dict[str, _Fit | Exception] = {}
+        # An error is kept too: a candidate that cannot be fitted fails once.
+        self._attempt = functools.cache(functools.partial(attempt, self._fitted))
 
     def predict(self, name: str) -> tuple[StackedPrediction, dict[str, Any]]:
         """What a candidate predicts of the test rows, or their stack, or the one chosen by folds.
@@ -113,19 +116,11 @@ class Candidates:
             return self._stacked()
         if name == FOLDS:
             return self._chosen_by_folds()
-        fit = self._fit(name)
-        prediction = _mixture([fit], torch.ones(1))
+        fit = self._attempt(name)
+        if isinstance(fit, Exception):
+            raise fit
         about = {"problem": fit.problem, "seconds": fit.seconds}
-        return prediction, about | self._criteria(fit)
-
-    def _fit(self, name: str) -> _Fit:
-        # An error is kept too: a candidate that cannot be fitted fails once.
-        if name not in self._fits:
-            self._fits[name] = attempt(self._fitted, name)
-        results = self._fits[name]
-        if isinstance(results, Exception):
-            raise results
-        return results
+        return _mixture([fit]), about | self._criteria(fit)
 
     def _fitted(self, name: str) -> _Fit:
         rows, start = self._rows, time.perf_counter()
@@ -137,7 +132,7 @@ class Candidates:
 
     def _all_fits(self) -> dict[str, _Fit]:
         """The candidates that could be fitted; if none could, the error of the first."""
-        fits = {name: attempt(self._fit, name) for name in CANDIDATES}
+        fits = {name: self._attempt(name) for name in CANDIDATES}
         whole = {name: fit for name, fit in fits.items() if isinstance(fit, _Fit)}
         if not whole:
             raise next(fit for fit in fits.values() if isinstance(fit, Exception))
@@ -149,14 +144,13 @@ class Candidates:
         known = {name: score for name, score in scores.items() if isinstance(score, float)}
         chosen = max(known or whole, key=lambda name: known.get(name, 0.0))
         seconds = time.perf_counter() - start + sum(fit.seconds for fit in whole.values())
-        prediction = _mixture([whole[chosen]], torch.ones(1))
-        return prediction, {"seconds": seconds, "chosen": chosen}
+        return _mixture([whole[chosen]]), {"seconds": seconds, "chosen": chosen}
 
     def _stacked(self) -> tuple[StackedPrediction, dict[str, Any]]:
         # Mixed from the candidates that could be fitted.
         whole, start = list(self._all_fits().values()), time.perf_counter()
         weights = stacking_weights(torch.stack([leave_one_out(fit.model) for fit in whole]))
-        prediction = _mixture(whole, weights)
+        prediction = _mixture(whole, weights.numpy())
         seconds = time.perf_counter() - start
         return prediction, {"seconds": seconds + sum(fit.seconds for fit in whole)}
 
@@ -166,21 +160,19 @@ class Candidates:
         # Counted as hyperparameters, a network's weights would rule it out under BIC.
         weights = {id(p) for network in find_networks(model) for p in network.parameters()}
         count = sum(p.numel() for p in model.parameters() if id(p) not in weights)
-        results: dict[str, float | Exception] = {
-            "lml": attempt(lambda: float(log_marginal_likelihood(model))),
-            "loo": attempt(lambda: float(leave_one_out(model).sum())),
-        }
-        if not isinstance(results["lml"], Exception):
-            results["bic"] = results["lml"] - 0.5 * count * math.log(n)
-        for criterion, share in _SHARES.items():
+
+        def conditional(share: float) -> Tensor:
             # The same orderings for all candidates, so that differences are paired.
             orderings = RandomOrderings(k=_ORDERINGS, m=round(share * n))
-            results[criterion] = attempt(
-                lambda orderings=orderings: float(
-                    conditional_log_marginal_likelihood(model, orderings, seed=self._seed).mean()
-                )
-            )
-        return {key: value for key, value in results.items() if isinstance(value, float)}
+            return conditional_log_marginal_likelihood(model, orderings, seed=self._seed).mean()
+
+        values = {"lml": attempt(log_marginal_likelihood, model)}
+        values["loo"] = attempt(lambda: leave_one_out(model).sum())
+        values |= {name: attempt(conditional, share) for name, share in _SHARES.items()}
+        results = {name: float(v) for name, v in values.items() if not isinstance(v, Exception)}
+        if "lml" in results:
+            results["bic"] = results["lml"] - 0.5 * count * math.log(n)
+        return results
 
     def _refitted(self, name: str) -> float:
         """The log score of each fold under a model fitted to the others."""
@@ -196,6 +188,6 @@ class Candidates:
         return total
 
 
-def _mixture(fits: list[_Fit], weights: Tensor) -> StackedPrediction:
-    means = np.stack([fit.mean.numpy() for fit in fits])
-    return normal(means, np.stack([fit.deviation.numpy() for fit in fits]), weights.numpy())
+def _mixture(fits: list[_Fit], weights: ArrayLike = 1.0) -> StackedPrediction:
+    means, deviations = [fit.mean for fit in fits], [fit.deviation for fit in fits]
+    return normal(np.stack(means), np.stack(deviations), weights)

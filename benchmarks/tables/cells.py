@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks import data
+from benchmarks._tables import describe_error
 from benchmarks.tables.candidates import ABOUT, Candidates, TableRows
 from benchmarks.tables.peers import PEERS
 from benchmarks.tables.scores import score
@@ -56,6 +58,16 @@ def sizes_of(num_data: int, sizes: tuple[int, ...]) -> list[int]:
     return whole
 
 
+def balanced(splits: range, sizes: Mapping[str, list[int]]) -> Iterator[dict[str, Any]]:
+    """A ``table``, ``n`` and ``split`` for each size of each table in each split.
+
+    Splits and then sizes are outermost, so that what is stopped early is still balanced.
+    """
+    for split, rank in itertools.product(splits, range(max(map(len, sizes.values())))):
+        for name, several in sizes.items():
+            yield from ({"table": name, "n": n, "split": split} for n in several[rank : rank + 1])
+
+
 def table_rows(table: str, n: int, split: int, most_test: int) -> TableRows:
     """The rows of a cell: n random ones of a random 80%, and as many of the others as asked for.
 
@@ -70,7 +82,6 @@ def table_rows(table: str, n: int, split: int, most_test: int) -> TableRows:
     """
     whole = data.load(table)
     rows = data.split(whole.num_data, split, TEST_SHARE)
-    # Rows of a smaller n are among those of a larger one.
     train, test = data.subset(rows.train, n, split), rows.test[:most_test]
     y = whole.targets[train]
     return TableRows(
@@ -99,23 +110,20 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 def run_cells(cells: list[Any]) -> list[Any]:
     """The same of several cells of one table, n and split, which fit each candidate once."""
-    first = cells[0]
-    rows = table_rows(first["table"], first["n"], first["split"], first["most_test"])
+    table, n, split, most_test = batch_label(cells[0])
+    rows = table_rows(table, n, split, most_test)
     # Fitted once for all cells of these rows.
-    candidates = Candidates(rows, first["split"])
-    about = {
-        "num_test": len(rows.test_y), "num_features": rows.x.shape[1],
-        "num_data": data.load(first["table"]).num_data,
-    }  # fmt: skip
+    candidates = Candidates(rows, split)
+    about = {"num_test": len(rows.test_y), "num_features": rows.x.shape[1]}
+    about["num_data"] = data.load(table).num_data
     answers = []
     for cell in cells:
         try:
-            prediction, more = _predicted(cell["method"], rows, candidates, cell["split"])
+            prediction, more = _predicted(cell["method"], rows, candidates, split)
             scores = score(prediction, rows.test_y.numpy(), rows.unit)
             answers.append({**about, **scores, **more, "failure": ""})
         except Exception as error:  # how a method fails is a result
-            message = (str(error).splitlines() or [""])[0]
-            answers.append({**about, "failure": f"{type(error).__name__}: {message}"})
+            answers.append({**about, "failure": describe_error(error)})
     return answers
 
 
@@ -128,16 +136,14 @@ def _predicted(
     if method == STACK:
         stack = StackedGP(seed=seed).fit(rows.x, rows.y, progress=False)
         prediction = stack.predict(rows.test_x)
-        more["weights"] = ", ".join(
-            f"{member.name} {member.weight:.2f}" for member in stack.components
-        )
+        more["weights"] = ", ".join(f"{gp.name} {gp.weight:.2f}" for gp in stack.components)
     else:
         x, y, test_x = rows.x.numpy(), rows.y.numpy(), rows.test_x.numpy()
         prediction = PEERS[method].predict(x, y, test_x, seed)
     return prediction, {"seconds": time.perf_counter() - start, **more}
 
 
-def batch_label(cell: Mapping[str, Any]) -> Hashable:
+def batch_label(cell: Mapping[str, Any]) -> tuple[Any, ...]:
     """What cells share that :func:`run_cells` may take together."""
     return tuple(cell[name] for name in ("table", "n", "split", "most_test"))
 

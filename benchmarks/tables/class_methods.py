@@ -9,7 +9,6 @@ random folds).
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -26,7 +25,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from benchmarks.tables.large_methods import VariationalGP
-from benchmarks.tables.peers import Peer
+from benchmarks.tables.peers import Peer, make_catboost, take_adam_steps
 from benchmarks.tables.scores import Array
 from gpclml import (
     Classifier,
@@ -84,8 +83,8 @@ class NegativeBinomials:
 
 def _classifier(make: Callable[[Task], Any]) -> Callable[[Task], Array]:
     def predict(task: Task) -> Array:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # parameters at their bounds
+        # Of parameters at their bounds.
+        with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
             fitted = make(task).fit(task.x, task.y)
         return _class_columns(fitted.classes_, fitted.predict_proba(task.test_x))
 
@@ -98,14 +97,6 @@ def _class_columns(labels: ArrayLike, probabilities: Array) -> Array:
     every = np.zeros((len(probabilities), columns.max() + 1))
     every[:, columns] = probabilities
     return every[:, 1] if every.shape[1] == 2 else every
-
-
-def _catboost(task: Task) -> Any:
-    from catboost import CatBoostClassifier
-
-    return CatBoostClassifier(
-        random_seed=task.seed, thread_count=1, verbose=False, allow_writing_files=False
-    )
 
 
 def _sklearn_gp(task: Task) -> Any:
@@ -126,67 +117,31 @@ def _forest(task: Task) -> Array:
 
 
 def _fit_variational(
-    inputs: Array, y: Array, likelihood: Any, seed: int, start: tuple[float, float]
+    inputs: Array, y: Array, likelihood: Any, seed: int, start: Any = (0.0, 1.0), classes: int = 0
 ) -> Any:
     """GPyTorch's SVGP, its mean and the scale of its kernel started there."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        x = torch.tensor(inputs)
-        model = VariationalGP(x[torch.randperm(len(x))[:_MOST_POINTS]], None, None).double()
-        model.mean_module.constant, model.covar_module.outputscale = start
-        return _trained(model, likelihood.double(), x, torch.tensor(y))
-
-
-def _trained(model: Any, likelihood: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
-    mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))
-    optimizer = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], _ADAM_RATE)
-    for _ in range(_ADAM_STEPS):
-        optimizer.zero_grad()
-        (-mll(model(x), y)).backward()
-        optimizer.step()
+    torch.manual_seed(seed)
+    x = torch.tensor(inputs)
+    points = x[torch.randperm(len(x))[:_MOST_POINTS]]
+    model = VariationalGP(points, classes=classes).double()
+    model.mean_module.constant, model.covar_module.outputscale = start
+    mll = gpytorch.mlls.VariationalELBO(likelihood.double(), model, num_data=len(x))
+    take_adam_steps(mll, x, torch.tensor(y), _ADAM_STEPS, _ADAM_RATE)
     return model.eval()
 
 
-def _variational_softmax(task: Task) -> Array:
-    labels, y = np.unique(task.y, return_inverse=True)
-    count, x = len(labels), torch.tensor(task.x)
-    likelihood = gpytorch.likelihoods.SoftmaxLikelihood(count, count, mixing_weights=False)
-    with torch.random.fork_rng(devices=[]), gpytorch.settings.num_likelihood_samples(100):
-        torch.manual_seed(task.seed)
-        points = x[torch.randperm(len(x))[:_MOST_POINTS]]
-        model = _trained(_SoftmaxGP(points, count).double(), likelihood, x, torch.tensor(y))
-        with torch.no_grad():
-            probabilities = likelihood(model(torch.tensor(task.test_x))).probs.mean(0)
-    return _class_columns(labels, probabilities.numpy())
-
-
-class _SoftmaxGP(gpytorch.models.ApproximateGP):
-    """A function for each class, with a kernel of its own."""
-
-    def __init__(self, points: torch.Tensor, num_classes: int) -> None:
-        batch, d = torch.Size([num_classes]), points.shape[-1]
-        distribution = gpytorch.variational.CholeskyVariationalDistribution(len(points), batch)
-        inducing = gpytorch.variational.VariationalStrategy(self, points, distribution)
-        super().__init__(
-            gpytorch.variational.IndependentMultitaskVariationalStrategy(inducing, num_classes)
-        )
-        self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch)
-        base = gpytorch.kernels.MaternKernel(2.5, ard_num_dims=d, batch_shape=batch)
-        base.lengthscale = math.sqrt(d)
-        self.covar_module = gpytorch.kernels.ScaleKernel(base, batch_shape=batch)
-        self.covar_module.outputscale = 1.0
-
-    def forward(self, x: torch.Tensor) -> gpytorch.distributions.MultivariateNormal:
-        """The prior distribution of the functions there."""
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 def _variational_classes(task: Task) -> Array:
-    if task.y.max() > 1:
-        return _variational_softmax(task)
-    likelihood = gpytorch.likelihoods.BernoulliLikelihood()
-    model = _fit_variational(task.x, task.y, likelihood, task.seed, (0.0, 1.0))
-    with torch.no_grad():
+    labels, y = np.unique(task.y, return_inverse=True)
+    samples = gpytorch.settings.num_likelihood_samples(100)
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), samples:
+        if task.y.max() > 1:
+            count = len(labels)
+            likelihood = gpytorch.likelihoods.SoftmaxLikelihood(count, count, mixing_weights=False)
+            model = _fit_variational(task.x, y, likelihood, task.seed, classes=count)
+            probabilities = likelihood(model(torch.tensor(task.test_x))).probs.mean(0)
+            return _class_columns(labels, probabilities.numpy())
+        likelihood = gpytorch.likelihoods.BernoulliLikelihood()
+        model = _fit_variational(task.x, task.y, likelihood, task.seed)
         return likelihood(model(torch.tensor(task.test_x))).mean.numpy()
 
 
@@ -209,8 +164,8 @@ def _variational_counts(task: Task) -> TargetPrediction:
     # It has no exposure, which becomes an input; its mean is softplus of the function.
     x, test_x = _exposure_columns(task)
     start = float(task.y.mean()), float(task.y.var())
-    model = _fit_variational(x, task.y, likelihood, task.seed, start)
-    with torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = _fit_variational(x, task.y, likelihood, task.seed, start)
         latent = model(torch.tensor(test_x))
     return TargetPrediction(likelihood, latent.mean, latent.variance)
 
@@ -332,7 +287,11 @@ CLASS_PEERS: Mapping[str, Peer] = {
         "scikit-learn's HistGradientBoostingClassifier",
         _classifier(lambda t: ensemble.HistGradientBoostingClassifier(random_state=t.seed)),
     ),
-    "catboost": Peer("CatBoostClassifier", _classifier(_catboost), "catboost"),
+    "catboost": Peer(
+        "CatBoostClassifier",
+        _classifier(lambda task: make_catboost("Classifier", task.seed)),
+        "catboost",
+    ),
     "sklearn-gp": Peer(
         "scikit-learn's GaussianProcessClassifier, RBF with ARD", _classifier(_sklearn_gp)
     ),
@@ -370,8 +329,7 @@ CLASS_METHODS: Mapping[str, Peer] = {
     **_ours(_classes),
     "matern-logit": Peer("matern, logistic", _gp(_classes, "matern", LogisticLikelihood)),
     "matern-ep": Peer(
-        "matern by the evidence of expectation propagation",
-        _gp(_classes, "matern", objective="ep"),
+        "matern by the evidence of expectation propagation", _gp(_classes, "matern", objective="ep")
     ),
     "classifier": Peer("gpclml.Classifier", _classifier(lambda t: Classifier(random_state=t.seed))),
     **CLASS_PEERS,

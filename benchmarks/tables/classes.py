@@ -9,24 +9,17 @@ from typing import Annotated, Any
 
 import numpy as np
 import pandas
-import typer
-from numpy.typing import NDArray
 from typer import Option
 
 from benchmarks import data
 from benchmarks._options import check_known, check_positive, names
-from benchmarks._tables import section, table, with_error
+from benchmarks._tables import describe_error, section, table, with_error
 from benchmarks.data.classes import BINARY, COUNTS, MULTICLASS, load_labelled
 from benchmarks.study import Study
 from benchmarks.tables import class_methods, report
-from benchmarks.tables.cells import TEST_SHARE, sizes_of
-from benchmarks.tables.class_methods import (
-    CLASS_METHODS,
-    COUNT_METHODS,
-    MULTICLASS_METHODS,
-    Task,
-)
-from benchmarks.tables.peers import Peer, missing
+from benchmarks.tables.cells import TEST_SHARE, balanced, sizes_of
+from benchmarks.tables.class_methods import CLASS_METHODS, COUNT_METHODS, MULTICLASS_METHODS, Task
+from benchmarks.tables.peers import Peer, installed
 from benchmarks.tables.scores import Array, check_finite
 from benchmarks.tables.study import Methods, MostTest, Sizes, Splits
 
@@ -79,27 +72,20 @@ def score_classes(probabilities: Array | float, y: Array) -> dict[str, float]:
     to ``bin_9`` are, of the rows whose probability is in that tenth of [0, 1], the sum of
     probabilities less the number in class 1.
     """
-    if np.ndim(probabilities) == 2:
-        return _score_several(np.asarray(probabilities), y.astype(int))
-    p = np.clip(np.broadcast_to(probabilities, y.shape), _LEAST, 1 - _LEAST)
-    bins = np.bincount((10 * p).astype(int), p - y, minlength=len(_BINS))
-    scores = {
-        "nll": -np.mean(np.log(np.where(y == 1, p, 1 - p))),
-        "brier": np.mean((p - y) ** 2), "accuracy": np.mean((p > 0.5) == (y == 1)),
-    }  # fmt: skip
-    return check_finite(scores | dict(zip(_BINS, bins, strict=True)))
-
-
-def _score_several(p: Array, y: NDArray[np.int64]) -> dict[str, float]:
+    p, labels, bins = np.asarray(probabilities), y.astype(int), []
+    if p.ndim < 2:
+        p = np.clip(np.broadcast_to(p, y.shape), _LEAST, 1 - _LEAST)
+        bins = np.bincount((10 * p).astype(int), p - y, minlength=10).tolist()
+        p = np.stack([1 - p, p], axis=1)
     # A class that no training row has got no column.
-    p = np.pad(p, ((0, 0), (0, max(0, y.max() + 1 - p.shape[1]))))
-    indicators = np.eye(p.shape[1])[y]
+    p = np.pad(p, ((0, 0), (0, max(0, labels.max() + 1 - p.shape[1]))))
+    indicators = np.eye(p.shape[1])[labels]
     scores = {
         "nll": -np.mean(np.log(np.clip((p * indicators).sum(1), _LEAST, 1 - _LEAST))),
         "brier": np.mean(((p - indicators) ** 2).sum(1)) / 2,
-        "accuracy": np.mean(p.argmax(1) == y),
+        "accuracy": np.mean(p.argmax(1) == labels),
     }
-    return check_finite(scores)
+    return check_finite(scores | dict(zip(_BINS, bins, strict=False)))
 
 
 def score_counts(prediction: Any, y: Array, unit: float) -> dict[str, float]:
@@ -144,8 +130,7 @@ def run_class_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         else:
             scores = score_classes(prediction, y)
     except Exception as error:  # how a method fails is a result
-        message = (str(error).splitlines() or [""])[0]
-        return {**about, "failure": f"{type(error).__name__}: {message}"}
+        return {**about, "failure": describe_error(error)}
     return {**about, **scores, "seconds": seconds, "failure": ""}
 
 
@@ -164,9 +149,7 @@ def _predicted(method: str, name: str, *drawn: int) -> tuple[Any, float]:
 
 def make_class_grid(
     tables: Annotated[
-        tuple[str, ...],
-        Option(help=f"Tables, comma-separated; or {', '.join(_SETS)}."),
-        names,
+        tuple[str, ...], Option(help=f"Tables, comma-separated; or {', '.join(_SETS)}."), names
     ] = ("classes", "multiclass", "counts"),
     n: Sizes = (50, 100, 200, 400, 1000),
     splits: Splits = 10,
@@ -178,25 +161,18 @@ def make_class_grid(
 
     Raises:
         UnknownNameError: No such table or method.
-        ArgumentError: A number is below 1.
+        ArgumentError: A number is below 1, or the package of a method that was named is missing.
     """
     chosen = list(dict.fromkeys(t for name in tables for t in _SETS.get(name, (name,))))
     check_known("tables", chosen, (*BINARY, *MULTICLASS, *COUNTS))
-    check_known("methods", methods or (), _EVERY)
     check_positive(splits=splits, most_test=most_test, **{f"n {size}": size for size in n})
-    absent = missing({name: _EVERY[name].package for name in methods or _EVERY})
-    for name, package in {} if quiet else absent.items():
-        typer.echo(f"{name} is left out: install {package} to have it.", err=True)
+    present = installed({name: _EVERY[name].package for name in _EVERY}, methods, quiet)
     sizes = {name: sizes_of(len(load_labelled(name).targets), n) for name in chosen}
     return [
-        {"table": name, "n": size, "split": split, "method": method, "most_test": most_test}
-        # Splits and then sizes outermost: what is stopped early is still balanced.
-        for split in range(splits)
-        for rank in range(len(n))
-        for name in chosen
-        for size in sizes[name][rank : rank + 1]
-        for method in _methods(name)
-        if method in (methods or _EVERY) and method not in absent
+        case | {"method": method, "most_test": most_test}
+        for case in balanced(range(splits), sizes)
+        for method in _methods(case["table"])
+        if method in present
     ]
 
 
@@ -231,10 +207,7 @@ def _sections(cells: pandas.DataFrame) -> Iterator[str]:
         losses = report.case_means(several, "nll").map("{:.3f}".format)
         said = "Means over splits."
         yield section("More than two classes: log loss of each case", said, table(losses))
-    failed = cells[cells["failure"] != ""]
-    if len(failed):
-        listed = failed[["table", "n", "split", "method", "failure"]].set_index("table")
-        yield section("Methods that failed", f"{len(failed)} cells.", table(listed))
+    yield from report.failures(cells, ["table"], ["n", "split", "method", "failure"])
 
 
 def _compare(title: str, cells: pandas.DataFrame) -> Iterator[str]:
@@ -245,11 +218,9 @@ def _compare(title: str, cells: pandas.DataFrame) -> Iterator[str]:
     losses = report.case_means(cells, "nll")
     rivals = [name for name in losses if name in peers]
     ranks = rank_among(losses, rivals).mean().sort_values()
-    metrics = {"log loss": "nll"} | (
-        {"RMSE": "rmse", "coverage 90": "coverage_90"}
-        if is_count
-        else {"Brier": "brier", "accuracy": "accuracy"}
-    )
+    metrics = {"log loss": "nll", "RMSE": "rmse", "coverage 90": "coverage_90"}
+    if not is_count:
+        metrics = {"log loss": "nll", "Brier": "brier", "accuracy": "accuracy"}
     columns = {"what": pandas.Series({name: methods[name].about for name in losses}), "rank": ranks}
     for heading, metric in metrics.items():
         values = _without_failures(report.case_means(cells, metric))
@@ -265,11 +236,9 @@ def _compare(title: str, cells: pandas.DataFrame) -> Iterator[str]:
     said = f"{listed}: {cases} cases, {cells['split'].nunique()} splits at most."
     yield section(title, said, table(report.format_columns(standing, formats)))
     losses = losses[list(ranks.index)]
-    times = cells.assign(size=cells["n"].map(report.size_of)).pivot_table(
-        index="method", columns="size", values="seconds", aggfunc="median"
-    )
-    times = times.reindex(ranks.index).rename_axis("method").add_prefix("n ≤ ")
-    times = times.map("{:.2f}".format)
+    grouped_by_size = cells.groupby(["method", cells["n"].map(report.size_of)])
+    times = grouped_by_size["seconds"].median().unstack().reindex(ranks.index)
+    times = times.rename_axis("method").add_prefix("n ≤ ").map("{:.2f}".format)
     yield section(f"{title}: seconds against n", "Medians of fit and prediction.", table(times))
     said = "Means and standard errors over tables."
     yield section(f"{title}: log loss against n", said, table(_sized(losses)))
@@ -287,9 +256,8 @@ def rank_among(losses: pandas.DataFrame, rivals: Sequence[str]) -> pandas.DataFr
     """Ranks of each column among these and itself, row by row; NaN, a failure, is the last."""
     ranks = {}
     for name in losses:
-        others = [rival for rival in rivals if rival != name]
-        better = losses[others].lt(losses[name], axis=0).sum(axis=1)
-        ranks[name] = 1 + better.where(losses[name].notna(), len(others))
+        better = losses[[*rivals]].lt(losses[name], axis=0).sum(axis=1)
+        ranks[name] = 1 + better.where(losses[name].notna(), len({*rivals} - {name}))
     return pandas.DataFrame(ranks)
 
 

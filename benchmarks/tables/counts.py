@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 import typer
+from scipy import stats
 from typer import Option
 
 from gpclml import StackedGP
@@ -66,8 +67,6 @@ def coverage(
 
 
 def _counts(means: np.ndarray, size: float | None) -> Any:
-    from scipy import stats
-
     return stats.poisson(means) if size is None else stats.nbinom(size, size / (size + means))
 
 
@@ -82,18 +81,12 @@ def main(
         for size in n:
             tables = [coverage(kind, size, seed) for seed in range(seeds)]
             whole = pd.concat(tables, keys=range(seeds)).groupby(level=1)
-            mean, least = whole.mean(), whole.min()
-            for third, name in enumerate(("lower", "middle", "upper")):
-                rows.append(
-                    {
-                        "kind": kind, "n": size, "third": name,
-                        **mean.loc[third, ["covered", "attainable"]],
-                        "worst data set": least.loc[third, "covered"],
-                        "least lower end": least.loc[third, "least"],
-                    }
-                )  # fmt: skip
+            table = pd.DataFrame({"kind": kind, "n": size, "third": ["lower", "middle", "upper"]})
+            least = whole.min()[["covered", "least"]]
+            least.columns = ["worst data set", "least lower end"]
+            rows.append(table.join([whole.mean()[["covered", "attainable"]], least]))
             typer.echo(f"{kind}, n = {size}", err=True)
-    typer.echo(pd.DataFrame(rows).to_string(index=False, float_format="{:.3f}".format))
+    typer.echo(pd.concat(rows).to_string(index=False, float_format="{:.3f}".format))
 
 
 if __name__ == "__main__":

@@ -14,21 +14,21 @@ import numpy as np
 import pandas
 import threadpoolctl
 import torch
-import typer
 from typer import Option
 
 from benchmarks import data
 from benchmarks._figures import PALETTE, bare, new_figure, save_figure
 from benchmarks._options import check_known, check_positive, names
-from benchmarks._tables import section, table
+from benchmarks._tables import describe_error, section, table
 from benchmarks.speed.timing import highest_resident, start_of_peak
 from benchmarks.study import Study
+from benchmarks.tables.cells import balanced
 from benchmarks.tables.large_methods import LARGE_METHODS, OURS, Effort
-from benchmarks.tables.peers import missing
-from benchmarks.tables.report import case_means, described, standing, win_table
+from benchmarks.tables.peers import installed
+from benchmarks.tables.report import case_means, described, failures, standing
 from benchmarks.tables.scores import METRICS, Array, score
 from benchmarks.tables.study import Methods, Splits
-from gpclml.errors import ArgumentError, DataError
+from gpclml.errors import DataError
 
 TABLES = ("kin40k", "protein", "pol", "tamielectric", "bike", "power", "naval", "kin8nm")
 
@@ -65,7 +65,7 @@ def measure(
         importlib.import_module(package)  # takes neither time nor memory of the fit
     before = start_of_peak()
     times = [(time.perf_counter(), time.process_time())]
-    predict = LARGE_METHODS[method].fit(x, y, seed, effort)
+    predict = LARGE_METHODS[method].predict(x, y, seed, effort)
     times.append((time.perf_counter(), time.process_time()))
     prediction = predict(test_x)
     times.append((time.perf_counter(), time.process_time()))
@@ -86,8 +86,7 @@ def _send(connection: Any, *arguments: Any) -> None:
         with threadpoolctl.threadpool_limits(1):
             connection.send(measure(*arguments))
     except Exception as error:  # how a method fails is a result
-        message = (str(error).splitlines() or [""])[0]
-        connection.send({"failure": f"{type(error).__name__}: {message}"})
+        connection.send({"failure": describe_error(error)})
 
 
 def run_large_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,27 +140,19 @@ def make_large_grid(
 
     Raises:
         UnknownNameError: No such table or method.
-        ArgumentError: A number is not positive, or no method is left.
+        ArgumentError: A number is not positive, or the package of a method that was named is
+            missing.
     """
     check_known("tables", tables, data.names())
-    check_known("methods", methods or (), LARGE_METHODS)
     check_positive(effort=effort, limit=limit)
-    absent = missing({name: LARGE_METHODS[name].package for name in methods or LARGE_METHODS})
-    for name, package in {} if quiet else absent.items():
-        typer.echo(f"{name} is left out: install {package} to have it.", err=True)
-    chosen = [name for name in methods or LARGE_METHODS if name not in absent]
-    if not chosen:
-        raise ArgumentError("methods", methods, "one whose package is installed")
-    sizes = {name: min(rows or 10**9, int(0.9 * data.load(name).num_data)) for name in tables}
+    packages = {name: method.package for name, method in LARGE_METHODS.items()}
+    chosen = installed(packages, methods, quiet)
+    sizes = {name: [min(rows or 10**9, int(0.9 * data.load(name).num_data))] for name in tables}
     return [
-        {
-            "table": name, "split": split, "n": size, "method": method, "effort": effort,
-            "steps": steps, "limit": limit,
-        }
-        for split in range(splits)
-        for name, size in sizes.items()
+        case | {"method": method, "effort": effort, "steps": steps, "limit": limit}
+        for case in balanced(range(splits), sizes)
         for method in chosen
-    ]  # fmt: skip
+    ]
 
 
 def _sections(cells: pandas.DataFrame) -> Iterator[str]:
@@ -183,27 +174,17 @@ def _sections(cells: pandas.DataFrame) -> Iterator[str]:
     if present & set(OURS):
         lines = list(_behind(cells, means))
         yield section("Behind the best", _ABOUT_BEHIND, "\n".join(lines) or "None.")
-    if cells["split"].nunique() > 1:
-        for metric in ("rmse", "nll"):
-            yield section(f"Wins in {metric.upper()}", _ABOUT_WINS, table(win_table(cells, metric)))
     for metric in ("fit_cpu", "fit_seconds", "predict_cpu", "predict_seconds", "GiB"):
         yield section(_COSTS[metric], table(_wide(cells, metric, 2)))
     index = pandas.MultiIndex.from_tuples(list(PUBLISHED), names=["table", "method"])
     published = pandas.DataFrame({"RMSE": list(PUBLISHED.values())}, index)
     yield section("Published", "On other random splits.", table(published))
-    failed = cells[cells["failure"] != ""]
-    if len(failed):
-        listed = failed[["table", "split", "method", "failure"]].set_index(["table", "split"])
-        yield section("Methods that failed", f"{len(failed)} cells.", table(listed))
+    yield from failures(cells, ["table", "split"])
 
 
 _ABOUT_BEHIND = (
     f"Tables on which a method of this library is worse than the best of all methods by more than "
     f"{_NATS} nats, or {100 * (_SHARE - 1):.0f} % of the RMSE; in brackets its score and the best."
-)
-_ABOUT_WINS = (
-    "Tables that the row wins against the column beyond two standard errors of the mean paired "
-    "difference over splits (`benchmarks.tables.report.corrected_error`)."
 )
 _COSTS = {
     "fit_cpu": "Processor seconds of fitting", "fit_seconds": "Wall seconds of fitting",

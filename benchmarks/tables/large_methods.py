@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.tables.peers import Peer, make_catboost
 from benchmarks.tables.scores import Array, normal
 from gpclml import (
     ConditionalMarginalLogLikelihood,
@@ -30,14 +31,12 @@ from gpclml import (
     Regressor,
     fit_mll,
 )
-from gpclml.conditioning import NearestNeighbors, RandomHoldout
+from gpclml.conditioning import NearestNeighbors
 from gpclml.tables import StackedPrediction
 
 Predict = Callable[[Array], StackedPrediction]
 
-OURS = (
-    "neighbors-64", "neighbors-256", "deep-neighbors", "deep-previous", "deep-lml", "regressor",
-)  # fmt: skip
+OURS = ("neighbors-64", "neighbors-256", "deep-neighbors", "regressor")
 """The methods of this library; the subset is what it did before."""
 
 _NEIGHBORS = 32  # of VNNGP
@@ -58,21 +57,6 @@ class Effort(NamedTuple):
     def divided(self, count: int) -> Effort:
         """That of each of several trainings."""
         return Effort(self.seconds / count, self.steps)
-
-
-class LargeMethod(NamedTuple):
-    """A way to predict.
-
-    Args:
-        about: What it is, for the report.
-        fit: Maps training inputs ``(n, d)``, targets ``(n,)``, a seed and the effort to a function
-            that predicts densities of test inputs.
-        package: What has to be installed beside this project's own dependencies, if anything.
-    """
-
-    about: str
-    fit: Callable[[Array, Array, int, Effort], Predict]
-    package: str = ""
 
 
 def _descend(
@@ -115,16 +99,11 @@ def _in_chunks(predict: Callable[[Tensor], Any], dtype: torch.dtype = torch.floa
 # This library.
 
 
-def _neighbors(
-    kernel: str, given: int, x: Array, y: Array, seed: int, effort: Effort, objective: str = "all"
-) -> Predict:
+def _neighbors(kernel: str, given: int, x: Array, y: Array, seed: int, effort: Effort) -> Predict:
     inputs, targets = torch.tensor(x).float(), torch.tensor(y).float()
     options = {"hidden": (256, 256), "num_features": x.shape[1], "seed": seed}
     model = GPRegression(inputs, targets, kernel, **options)
-    # With one point to condition on, nearly the LML of 256 random rows.
-    subsets = RandomHoldout(min(0.5, 256 / len(x)), condition_on=1)
-    strategy = subsets if objective == "lml" else NearestNeighbors(order=objective)
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy, seed=seed)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, NearestNeighbors(), seed=seed)
     steps, rates = (1500, {"final_lr": 1e-3, "network_lr": 2e-3}) if kernel == "deep" else (300, {})
     fit_mll(mll, "adam", steps=effort.steps or steps, lr=0.1, progress=False, **rates)
     return _in_chunks(lambda rows: model.predict(rows, neighbors=given))
@@ -158,26 +137,33 @@ def _perceptron(*widths: int, dropout: float = 0.0) -> nn.Sequential:
 
 
 class VariationalGP(gpytorch.models.ApproximateGP):
-    """SVGP with learned inducing points; or VNNGP, whose inducing points are all rows."""
+    """SVGP with learned inducing points; or VNNGP, whose inducing points are all rows.
 
-    def __init__(self, points: Tensor, network: nn.Module | None, neighbors: int | None) -> None:
-        variational = gpytorch.variational
+    Of several classes each has a function and a kernel of its own.
+    """
+
+    def __init__(
+        self, points: Tensor, network: Any = None, neighbors: int | None = None, classes: int = 0
+    ) -> None:
+        variational, d = gpytorch.variational, points.shape[-1]
+        batch = torch.Size([classes] if classes else [])
         if neighbors is None:
             features = points if network is None else network(points).detach()
-            distribution = variational.CholeskyVariationalDistribution(len(points))
-            strategy = variational.VariationalStrategy(self, features, distribution)
+            distribution = variational.CholeskyVariationalDistribution(len(points), batch)
+            strategy: Any = variational.VariationalStrategy(self, features, distribution)
         else:
             distribution = variational.MeanFieldVariationalDistribution(len(points))
             strategy = variational.NNVariationalStrategy(
                 self, points, distribution, k=neighbors, training_batch_size=256
             )
+        if classes:
+            strategy = variational.IndependentMultitaskVariationalStrategy(strategy, classes)
         super().__init__(strategy)
-        d = points.shape[-1]
         self.network = network
-        self.mean_module = gpytorch.means.ConstantMean()
-        base = gpytorch.kernels.MaternKernel(2.5, ard_num_dims=d)
+        self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch)
+        base = gpytorch.kernels.MaternKernel(2.5, ard_num_dims=d, batch_shape=batch)
         base.lengthscale = math.sqrt(d)
-        self.covar_module = gpytorch.kernels.ScaleKernel(base)
+        self.covar_module = gpytorch.kernels.ScaleKernel(base, batch_shape=batch)
 
     def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
         """The prior distribution of the function there."""
@@ -341,14 +327,9 @@ def _lightgbm(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
 
 
 def _catboost(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
-    from catboost import CatBoostRegressor
-
     kept, held = _held_out(len(x), seed)
-    model = CatBoostRegressor(
-        loss_function="RMSEWithUncertainty", iterations=effort.steps or 5000, depth=8,
-        learning_rate=0.03, random_seed=seed, thread_count=1, verbose=False,
-        allow_writing_files=False,
-    )  # fmt: skip
+    options = {"iterations": effort.steps or 5000, "depth": 8, "learning_rate": 0.03}
+    model = make_catboost("Regressor", seed, loss_function="RMSEWithUncertainty", **options)
     model.fit(x[kept], y[kept], eval_set=(x[held], y[held]), early_stopping_rounds=200)
 
     def predict(new: Array) -> StackedPrediction:
@@ -374,7 +355,7 @@ def _network(
     best = (math.inf, copy.deepcopy(network))
 
     def loss(rows: Tensor) -> Tensor:
-        mean, variance = _moments(network, inputs[rows])
+        mean, variance = _mean_and_variance(network(inputs[rows]))
         return nn.functional.gaussian_nll_loss(mean, targets[rows], variance)
 
     def step() -> None:
@@ -395,37 +376,34 @@ def _network(
     return best
 
 
-def _moments(network: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance, 1 where the network has a mean alone."""
-    outputs = network(x)
+def _mean_and_variance(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Of outputs of a network, 1 where it has a mean alone."""
     if outputs.shape[-1] == 1:
         return outputs[:, 0], torch.ones_like(outputs[:, 0])
     return outputs[:, 0], nn.functional.softplus(outputs[:, 1]) + 1e-6
+
+
+@torch.no_grad()
+def _moments(network: nn.Sequential, x: Array) -> Array:
+    """Means and variances that it predicts, ``(2, n)``."""
+    return torch.stack(_mean_and_variance(network(torch.tensor(x).float()))).double().numpy()
 
 
 def _tuned_network(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
     trials = ((1e-3, 0.0), (3e-3, 0.0), (1e-3, 0.1))
     fits = [_network(1, *trial, x, y, seed, effort.divided(len(trials))) for trial in trials]
     _, network = min(fits, key=lambda fit: fit[0])
-
-    @torch.no_grad()
-    def mean(new: Array) -> Array:
-        return network(torch.tensor(new).float())[:, 0].double().numpy()
-
     _, held = _held_out(len(x), seed)
-    return _residual_prediction(mean, x[held], y[held])
+    return _residual_prediction(lambda new: _moments(network, new)[0], x[held], y[held])
 
 
 def _ensemble(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
     share = effort.divided(_MEMBERS)
     fits = [_network(2, 1e-3, 0.0, x, y, _MEMBERS * seed + k, share) for k in range(_MEMBERS)]
 
-    @torch.no_grad()
     def predict(new: Array) -> StackedPrediction:
-        moments = [_moments(network, torch.tensor(new).float()) for _, network in fits]
-        both = zip(*moments, strict=True)
-        mean, variance = (torch.stack(values).double().numpy() for values in both)
-        return normal(mean, np.sqrt(variance), np.full(_MEMBERS, 1 / _MEMBERS))
+        moments = np.stack([_moments(network, new) for _, network in fits], 1)
+        return normal(moments[0], np.sqrt(moments[1]), np.full(_MEMBERS, 1 / _MEMBERS))
 
     return predict
 
@@ -434,47 +412,40 @@ def _mean(x: Array, y: Array, seed: int, effort: Effort) -> Predict:
     return lambda new: normal(np.full(len(new), y.mean()), y.std())
 
 
-LARGE_METHODS: Mapping[str, LargeMethod] = {
-    "neighbors-64": LargeMethod(
+LARGE_METHODS: Mapping[str, Peer] = {
+    "neighbors-64": Peer(
         "GPRegression, Matern, NearestNeighbors(), predictions given 64",
         partial(_neighbors, "matern", 64),
     ),
-    "neighbors-256": LargeMethod("the same, given 256", partial(_neighbors, "matern", 256)),
-    "deep-neighbors": LargeMethod(
+    "neighbors-256": Peer("the same, given 256", partial(_neighbors, "matern", 256)),
+    "deep-neighbors": Peer(
         "the same, a deep kernel of width 256, 1500 steps", partial(_neighbors, "deep", 256)
     ),
-    "deep-previous": LargeMethod(
-        "the same by Vecchia's approximation of the LML: neighbours among previous points",
-        partial(_neighbors, "deep", 256, objective="previous"),
-    ),
-    "deep-lml": LargeMethod(
-        "the same by the LML of 256 rows, drawn anew at each step",
-        partial(_neighbors, "deep", 256, objective="lml"),
-    ),
-    "regressor": LargeMethod("gpclml.Regressor", _regressor),
-    "subset": LargeMethod("GPRegression, LML of 2,000 rows, predictions given 5,000", _subset),
-    "svgp-512": LargeMethod(
+    "regressor": Peer("gpclml.Regressor", _regressor),
+    "subset": Peer("GPRegression, LML of 2,000 rows, predictions given 5,000", _subset),
+    "svgp-512": Peer(
         "GPyTorch's SVGP, Matern, 512 inducing points", partial(_variational, 512, False)
     ),
-    "svgp-1024": LargeMethod("the same, 1024 inducing points", partial(_variational, 1024, False)),
-    "svgp-deep": LargeMethod(
+    "svgp-1024": Peer("the same, 1024 inducing points", partial(_variational, 1024, False)),
+    "svgp-deep": Peer(
         "the same, 512 in features of a network of width 256", partial(_variational, 512, True)
     ),
-    "vnngp": LargeMethod(
+    "vnngp": Peer(
         "GPyTorch's VNNGP, Matern, 32 neighbours", partial(_variational, None, False), "faiss"
     ),
-    "gpboost": LargeMethod(
+    "gpboost": Peer(
         "GPBoost's Vecchia approximation, Matern, fitted to 5,000 rows given 20, predictions from "
         "all given 100", _gpboost, "gpboost",
     ),
-    "muygps": LargeMethod(
+    "muygps": Peer(
         "MuyGPyS, Matern, 500 predictions left out given 30, predictions given 64", _muygps,
         "MuyGPyS",
     ),
-    "lightgbm": LargeMethod("LightGBM, the better of two sizes of trees", _lightgbm, "lightgbm"),
-    "catboost": LargeMethod("CatBoost, RMSEWithUncertainty", _catboost, "catboost"),
-    "network": LargeMethod("network of width 256, the best of three trials", _tuned_network),
-    "ensemble": LargeMethod("five networks of mean and variance", _ensemble),
-    "mean": LargeMethod("mean and deviation of the training targets", _mean),
+    "lightgbm": Peer("LightGBM, the better of two sizes of trees", _lightgbm, "lightgbm"),
+    "catboost": Peer("CatBoost, RMSEWithUncertainty", _catboost, "catboost"),
+    "network": Peer("network of width 256, the best of three trials", _tuned_network),
+    "ensemble": Peer("five networks of mean and variance", _ensemble),
+    "mean": Peer("mean and deviation of the training targets", _mean),
 }  # fmt: skip
-"""By name, those of this library first, baselines last."""
+"""By name, those of this library first, baselines last; ``predict`` maps training inputs, targets,
+a seed and the effort to a function that predicts densities of test inputs."""

@@ -8,15 +8,16 @@ mean squared error of out-of-fold predictions (five random folds of the training
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import gpytorch
 import numpy as np
 import torch
+import typer
 from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -26,8 +27,10 @@ from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from benchmarks._options import check_known
 from benchmarks.speed.steps import ExactRBF
 from benchmarks.tables.scores import Array, normal
+from gpclml.errors import ArgumentError
 from gpclml.tables import StackedPrediction
 
 Predict = Callable[[Array, Array, Array, int], StackedPrediction]
@@ -43,18 +46,14 @@ class Peer(NamedTuple):
         about: What it is, for the report.
         predict: Maps training inputs ``(n, d)``, targets ``(n,)``, test inputs ``(m, d)`` and a
             seed to densities of the test rows; of classes and counts a
-            :class:`benchmarks.tables.class_methods.Task` to these.
+            :class:`benchmarks.tables.class_methods.Task` to these; of large tables as
+            :data:`benchmarks.tables.large_methods.LARGE_METHODS` says.
         package: What has to be installed beside this project's own dependencies, if anything.
     """
 
     about: str
     predict: Callable[..., Any]
     package: str = ""
-
-
-def missing_packages(names: tuple[str, ...]) -> dict[str, str]:
-    """Those of these methods whose package is not installed, with its name."""
-    return missing({name: PEERS[name].package for name in names if name in PEERS})
 
 
 def missing(packages: Mapping[str, str]) -> dict[str, str]:
@@ -64,6 +63,30 @@ def missing(packages: Mapping[str, str]) -> dict[str, str]:
         for name, package in packages.items()
         if package and importlib.util.find_spec(package) is None
     }
+
+
+def installed(
+    packages: Mapping[str, str], named: Sequence[str] | None, quiet: bool = False
+) -> list[str]:
+    """Methods that were named; or all, less those whose package is missing, which is said.
+
+    Args:
+        packages: What each of all methods needs, as for :func:`missing`.
+        named: The names asked for.
+        quiet: Whether nothing is said.
+
+    Raises:
+        UnknownNameError: No such method.
+        ArgumentError: The package of a method that was named is missing.
+    """
+    check_known("methods", named or (), packages)
+    absent = missing({name: packages[name] for name in named or packages})
+    if absent and named:
+        fix = f"Install {', '.join(absent.values())} first."
+        raise ArgumentError("methods", ", ".join(absent), "others", fix)
+    for name, package in {} if quiet else absent.items():
+        typer.echo(f"{name} is left out: install {package} to have it.", err=True)
+    return [name for name in named or packages if name not in absent]
 
 
 def _mean(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
@@ -83,12 +106,12 @@ def _add_residuals(make: Callable[[int], Any]) -> Predict:
     return predict
 
 
-def _catboost(seed: int) -> Any:
-    from catboost import CatBoostRegressor
+def make_catboost(kind: str, seed: int, **options: Any) -> Any:
+    """CatBoost's ``"Regressor"`` or ``"Classifier"``, on one thread."""
+    import catboost
 
-    return CatBoostRegressor(
-        random_seed=seed, thread_count=1, verbose=False, allow_writing_files=False
-    )
+    quiet = {"thread_count": 1, "verbose": False, "allow_writing_files": False}
+    return getattr(catboost, f"CatBoost{kind}")(random_seed=seed, **quiet, **options)
 
 
 def _lightgbm(seed: int) -> Any:
@@ -102,22 +125,11 @@ def _sklearn_gp(x: Array, y: Array, test_x: Array, seed: int) -> StackedPredicti
     kernel = ConstantKernel() * RBF(np.ones(x.shape[1])) + WhiteKernel()
     scaler = StandardScaler().fit(x)
     gp = GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # parameters at their bounds
+    # Of parameters at their bounds.
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
         gp.fit(scaler.transform(x), y)
         mean, deviation = cast(Any, gp.predict(scaler.transform(test_x), return_std=True))
     return normal(mean, deviation)
-
-
-@contextlib.contextmanager
-def _settings_of_botorch() -> Iterator[None]:
-    """What ``import botorch`` sets in GPyTorch, unless a fit of this library came before it."""
-    settings = gpytorch.settings
-    with (
-        settings.fast_computations(False, False, False), settings.cholesky_max_tries(6),
-        settings.max_cholesky_size(4096), settings.max_eager_kernel_size(4096),
-    ):  # fmt: skip
-        yield
 
 
 def _botorch(rbf: bool) -> Predict:
@@ -130,9 +142,14 @@ def _botorch(rbf: bool) -> Predict:
         from botorch.models.transforms import Normalize
         from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
 
-        d = x.shape[1]
+        d, settings = x.shape[1], gpytorch.settings
         kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=d, use_rbf_kernel=False)
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _settings_of_botorch():
+        with (
+            torch.random.fork_rng(devices=[]), warnings.catch_warnings(),
+            # What `import botorch` sets, unless a fit of this library came before it.
+            settings.fast_computations(False, False, False), settings.cholesky_max_tries(6),
+            settings.max_cholesky_size(4096), settings.max_eager_kernel_size(4096),
+        ):  # fmt: skip
             torch.manual_seed(seed)  # a fit that fails is tried again from a draw of the priors
             warnings.simplefilter("ignore", OptimizationWarning)
             model = SingleTaskGP(
@@ -149,23 +166,26 @@ def _botorch(rbf: bool) -> Predict:
 
 def _gpytorch(x: Array, y: Array, test_x: Array, seed: int) -> StackedPrediction:
     # GPyTorch's examples leave scaling to the user.
-    inputs, targets = StandardScaler().fit(x), StandardScaler().fit(y[:, None])
-    train_y = torch.tensor(targets.transform(y[:, None])[:, 0])
-    model = ExactRBF(torch.tensor(inputs.transform(x)), train_y).double()
+    inputs, offset, scale = StandardScaler().fit(x), y.mean(), y.std() or 1.0
+    train_x, train_y = torch.tensor(inputs.transform(x)), torch.tensor((y - offset) / scale)
+    model = ExactRBF(train_x, train_y).double()
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=_ADAM_RATE)
-    model.train()
-    for _ in range(_ADAM_STEPS):
-        optimizer.zero_grad()
-        loss = -cast(torch.Tensor, mll(model(*cast(Any, model.train_inputs)), train_y))
-        loss.backward()
-        optimizer.step()
+    take_adam_steps(mll.train(), train_x, train_y, _ADAM_STEPS, _ADAM_RATE)
     model.eval()
     with torch.no_grad():
         predicted = cast(Any, model.likelihood(model(torch.tensor(inputs.transform(test_x)))))
         mean, deviation = predicted.mean.numpy(), predicted.variance.sqrt().numpy()
-    scale, offset = float(cast(Any, targets.scale_)[0]), float(cast(Any, targets.mean_)[0])
     return normal(offset + scale * mean, scale * deviation)
+
+
+@torch.enable_grad()
+def take_adam_steps(mll: Any, x: torch.Tensor, y: torch.Tensor, steps: int, rate: float) -> None:
+    """Steps of Adam on an objective of all rows."""
+    optimizer = torch.optim.Adam(mll.parameters(), rate)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (-mll(mll.model(x), y)).backward()
+        optimizer.step()
 
 
 PEERS: Mapping[str, Peer] = {
@@ -181,7 +201,9 @@ PEERS: Mapping[str, Peer] = {
         "scikit-learn's RandomForestRegressor",
         _add_residuals(lambda seed: RandomForestRegressor(random_state=seed)),
     ),
-    "catboost": Peer("CatBoostRegressor", _add_residuals(_catboost), "catboost"),
+    "catboost": Peer(
+        "CatBoostRegressor", _add_residuals(partial(make_catboost, "Regressor")), "catboost"
+    ),
     "lightgbm": Peer("LGBMRegressor", _add_residuals(_lightgbm), "lightgbm"),
     "ridge": Peer(
         "scikit-learn's RidgeCV",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pandas
+from numpy.typing import ArrayLike
 from scipy.stats import norm, t
 
 from benchmarks._figures import MARKERS, PALETTE, bare, new_figure, save_figure
 from benchmarks._tables import section, table, with_error
 from benchmarks.tables.candidates import CANDIDATES, CRITERIA
 from benchmarks.tables.cells import DEVELOPMENT, JUDGED, METHODS
-from benchmarks.tables.peers import PEERS
 from gpclml.errors import DataError
 
 KEY = ["table", "n", "split"]
@@ -29,7 +30,6 @@ HIGH_NLL = 5.0
 
 _TWO = float(norm.cdf(2.0))
 _MOST_ROWS = 100  # of a list
-_CURVES = ("lml", "bic", "loo", "clml_80")
 
 
 def sections(cells: pandas.DataFrame) -> Iterator[str]:
@@ -49,9 +49,16 @@ def sections(cells: pandas.DataFrame) -> Iterator[str]:
     if len(single) > 1:
         about = _ABOUT_REGRET.format(models=", ".join(single[:-1]) + " and " + single[-1])
         yield section("Choosing one model", about, table(_regret_table(whole)))
-    failed = whole[whole["failure"] != ""]
+    yield from failures(whole, KEY)
+
+
+def failures(
+    cells: pandas.DataFrame, index: list[str], columns: Sequence[str] = ("method", "failure")
+) -> Iterator[str]:
+    """The section of cells that failed, if there are, a row each, at most 100."""
+    failed = cells[cells["failure"] != ""]
     if len(failed):
-        listed = failed[[*KEY, "method", "failure"]].set_index(KEY).head(_MOST_ROWS)
+        listed = failed.set_index(index)[[*columns]].head(_MOST_ROWS)
         yield section("Methods that failed", f"{len(failed)} cells.", table(listed))
 
 
@@ -111,9 +118,8 @@ def _about(cells: pandas.DataFrame, whole: pandas.DataFrame) -> str:
 
 def described(cells: pandas.DataFrame, about: Mapping[str, str]) -> pandas.DataFrame:
     """What each of the methods is."""
-    present = [name for name in about if name in set(cells["method"])]
-    index = pandas.Index(present, name="method")
-    return pandas.DataFrame({"what": [about[name] for name in present]}, index)
+    present = {name: what for name, what in about.items() if name in set(cells["method"])}
+    return pandas.Series(present, name="what").rename_axis("method").to_frame()
 
 
 def _pivot(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
@@ -181,7 +187,7 @@ def ranks_by_size(cells: pandas.DataFrame) -> pandas.DataFrame:
     return means.rename_axis(index="method")
 
 
-def corrected_error(differences: Sequence[float], share: float) -> float:
+def corrected_error(differences: ArrayLike, share: float) -> float:
     """The standard error of a mean over random splits of one table, which share rows.
 
     Args:
@@ -192,7 +198,7 @@ def corrected_error(differences: Sequence[float], share: float) -> float:
     Returns:
         The root of (1/J + share / (1 - share)) s² (Nadeau and Bengio 2003); infinite for one split.
     """
-    count = len(differences)
+    count = np.size(differences)
     if count < 2:
         return math.inf
     return math.sqrt((1 / count + share / (1 - share)) * float(np.var(differences, ddof=1)))
@@ -209,13 +215,11 @@ def win_table(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
         share = float(shares.loc[case, "num_test"] / shares.loc[case, "num_data"])
         # Few splits: Student's quantile in place of two.
         errors = t.ppf(_TWO, len(values) - 1) if len(values) > 1 else math.inf
-        for i in range(len(methods)):
-            for j in range(len(methods)):
-                differences = values[:, i] - values[:, j]
-                differences = differences[np.isfinite(differences)]
-                error = corrected_error(differences.tolist(), share)
-                if len(differences) and differences.mean() < -errors * error and i != j:
-                    wins.iat[i, j] += 1
+        for (i, row), (j, column) in itertools.permutations(enumerate(values.T), 2):
+            differences = (row - column)[np.isfinite(row - column)]
+            error = errors * corrected_error(differences, share)
+            if len(differences) and differences.mean() < -error:
+                wins.iat[i, j] += 1
     return wins
 
 
@@ -239,12 +243,10 @@ def regrets(cells: pandas.DataFrame) -> pandas.DataFrame:
     for criterion in CRITERIA:
         if criterion in cells:
             values = _pivot(cells, criterion).reindex(index=ours.index, columns=single)
-            # What has no predictions cannot be chosen.
             values = values.where(ours.notna())  # a model without predictions cannot be chosen
-            known = values.notna().any(axis=1)
-            names = values[known].idxmax(axis=1)
-            picked = [ours.at[key, name] for key, name in names.items()]
-            chosen[f"by {criterion}"] = pandas.Series(picked, names.index).reindex(ours.index)
+            largest = values.eq(values.max(axis=1), axis=0).to_numpy().argmax(axis=1)
+            picked = pandas.Series(ours.to_numpy()[range(len(ours)), largest], ours.index)
+            chosen[f"by {criterion}"] = picked.where(values.notna().any(axis=1))
     always = {f"always {name}": ours[name] for name in single}
     others = {name: nll[name] for name in nll if name not in CANDIDATES}
     return pandas.DataFrame({**chosen, **always, **others}).sub(best, axis=0)
@@ -285,21 +287,17 @@ def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
         )
     results = regrets(whole_rows(cells))
     sizes = results.index.get_level_values("n").map(size_of)
-    names = [f"by {name}" for name in _CURVES]
-    names += ["always rbf", "always matern"]
-    names += [name for name in results if name in METHODS and name not in PEERS]
     figure = new_figure(9.0, 4.4, layout="constrained")
     axes: Any = figure.subplots()
-    shown = [name for name in names if name in results]
-    # The mixture first, in the colour that is for what is ours.
-    for index, name in enumerate(sorted(shown, key=lambda name: name != "stack")):
-        means = _median_over_tables(results[name], sizes)
+    for index, name in enumerate(name for name in _DRAWN if name in results):
+        values = results[name].groupby([results.index.get_level_values("table"), sizes]).mean()
+        means = values.groupby(level=1).median().dropna()
         axes.plot(
             means.index, means, "-" if name.startswith("by") else "--", marker=MARKERS[index],
-            color=PALETTE[index % len(PALETTE)], label=_DRAWN.get(name, name),
+            color=PALETTE[index % len(PALETTE)], label=_DRAWN[name],
         )  # fmt: skip
     axes.set_xscale("log")
-    axes.set_xticks(sorted(set(sizes)), [str(size) for size in sorted(set(sizes))])
+    axes.set_xticks(sorted(set(sizes)), map(str, sorted(set(sizes))))
     axes.set_xlabel("training rows n")
     axes.set_ylabel("NLL less the best candidate's, median of tables")
     axes.minorticks_off()
@@ -308,17 +306,14 @@ def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
     save_figure(figure, path)
 
 
+# The mixture first, in the colour that is for what is ours.
 _DRAWN = {
+    "stack": "calibrated mixture (Regressor)",
     "by lml": "chosen by LML", "by bic": "chosen by BIC", "by loo": "chosen by leave-one-out",
-    "by clml_80": "chosen by CLML, m = .8 n", "by-folds": "chosen by refits of five folds",
+    "by clml_80": "chosen by CLML, m = .8 n",
     "always rbf": "always RBF", "always matern": "always Matern",
-    "loo-stack": "plain mixture of models", "stack": "calibrated mixture (Regressor)",
+    "loo-stack": "plain mixture of models", "by-folds": "chosen by refits of five folds",
 }  # fmt: skip
-
-
-def _median_over_tables(values: pandas.Series, sizes: Any) -> pandas.Series:
-    table_means = values.groupby([values.index.get_level_values("table"), sizes]).mean()
-    return table_means.groupby(level=1).median().dropna()
 
 
 def format_columns(values: pandas.DataFrame, formats: dict[str, str]) -> pandas.DataFrame:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import pandas
-import typer
 from typer import Option
 
 from benchmarks import data
@@ -16,16 +15,17 @@ from benchmarks.tables.cells import (
     DEVELOPMENT,
     JUDGED,
     METHODS,
+    balanced,
     batch_label,
     most_in_batch,
     run_cell,
     run_cells,
     sizes_of,
 )
-from benchmarks.tables.peers import missing_packages
+from benchmarks.tables.peers import PEERS, installed
 from benchmarks.tables.report import draw_figure, sections
 from benchmarks.tables.scores import METRICS
-from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.errors import ArgumentError
 
 _HALVES = {"development": DEVELOPMENT, "judged": JUDGED, "all": (*DEVELOPMENT, *JUDGED)}
 
@@ -45,9 +45,7 @@ MostTest = Annotated[int, Option(min=1, help="Most test rows.")]
 
 def make_grid(
     tables: Annotated[
-        tuple[str, ...],
-        Option(help="Tables, comma-separated; or development, judged, all."),
-        names,
+        tuple[str, ...], Option(help="Tables, comma-separated; or development, judged, all."), names
     ] = ("all",),
     n: Sizes = (50, 100, 200, 400, 1000),
     splits: Splits = 10,
@@ -67,37 +65,22 @@ def make_grid(
     """
     chosen = [table for name in tables for table in _HALVES.get(name, (name,))]
     check_known("tables", chosen, data.names())
-    check_known("methods", methods or (), METHODS)
     check_positive(splits=splits, most_test=most_test, **{f"n {size}": size for size in n})
     if not 0 <= first_split < splits:
         raise ArgumentError("first_split", first_split, f"0 to {splits - 1}, one of the splits")
-    missing = missing_packages(methods or tuple(METHODS))
-    if missing and methods:
-        package = ", ".join(missing.values())
-        raise ArgumentError("methods", ", ".join(missing), "others", f"Install {package} first.")
-    if missing and not quiet:
-        typer.echo(f"Left out, not installed: {', '.join(missing)}", err=True)
+    packages = dict.fromkeys(METHODS, "") | {name: peer.package for name, peer in PEERS.items()}
+    present = installed(packages, methods, quiet)
     sizes = {table: sizes_of(data.load(table).num_data, n) for table in chosen}
     return [
-        {
-            "table": table, "n": size, "split": split, "method": method, "most_test": most_test,
-        }
-        # Splits and then sizes outermost: what is stopped early is still balanced.
-        for split in range(first_split, splits)
-        for rank in range(len(n))
-        for table in sizes
-        for size in sizes[table][rank : rank + 1]
-        for method in methods or METHODS
-        if method not in missing
-    ]  # fmt: skip
+        case | {"method": method, "most_test": most_test}
+        for case in balanced(range(first_split, splits), sizes)
+        for method in present
+    ]
 
 
 def choose(
     cells: pandas.DataFrame,
     half: Annotated[str, Option(help="Of which tables: development, judged, all.")] = "all",
-    most_n: Annotated[
-        int | None, Option(help="Only cells of so many training rows or fewer.")
-    ] = None,
     without: Annotated[
         tuple[str, ...] | None, Option(help="Methods to leave out, comma-separated."), names
     ] = None,
@@ -107,13 +90,11 @@ def choose(
     Raises:
         UnknownNameError: There is no such half or method.
     """
-    if half not in _HALVES:
-        raise UnknownNameError("half", half, _HALVES)
+    check_known("half", [half], _HALVES)
     check_known("without", without or (), METHODS)
     if cells.empty:
         return cells
-    kept = cells["table"].isin(_HALVES[half]) if half != "all" else cells["table"].notna()
-    kept &= cells["n"] <= (most_n or cells["n"].max())
+    kept = cells["table"].isin(_HALVES[half]) | (half == "all")
     return cells[kept & ~cells["method"].isin(without or ())]
 
 

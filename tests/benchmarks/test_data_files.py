@@ -25,8 +25,11 @@ from benchmarks.tables import study as tables
 from benchmarks.uci import study as uci
 from gpclml.errors import DataError
 
-# pooch leaves replies open that it could not read.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+pytestmark = [
+    pytest.mark.slow,
+    # pooch leaves replies open that it could not read.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 BODY = b"".join(b"%d 0.5 1 2 3 4 %d.25\n" % (k, k) for k in range(308))
 
@@ -83,7 +86,6 @@ def files_in(folder) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.slow
 def test_a_file_is_fetched_once_and_then_read(folder, from_address):
     with serving(BODY) as address:
         from_address(address)
@@ -97,7 +99,6 @@ def test_a_file_is_fetched_once_and_then_read(folder, from_address):
     assert files_in(folder) == ["uci/yacht.txt"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
@@ -117,7 +118,6 @@ def test_a_download_that_fails_keeps_nothing(folder, from_address, reply, messag
     assert files_in(folder) == []
 
 
-@pytest.mark.slow
 def test_no_network(folder, from_address):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
@@ -127,7 +127,6 @@ def test_no_network(folder, from_address):
     assert files_in(folder) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["yacht", "emnist", "cyrillic"])
 def test_another_file_in_its_place_is_refused_and_stays(name):
     [file] = data_files()[name]
@@ -138,13 +137,11 @@ def test_another_file_in_its_place_is_refused_and_stays(name):
     assert file.path.read_bytes() == b"something else"
 
 
-@pytest.mark.slow
 def test_a_file_without_an_address():
     with pytest.raises(DataError, match=r"cyrillic42\.npz: no such file.* put a copy there"):
         fetch("cyrillic")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "options", "file", "stand_in"),
     [
@@ -167,7 +164,6 @@ def test_a_runner_without_its_files(folder, from_address, study, options, file, 
     assert files_in(folder) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", data_files())
 def test_entries_are_complete(name):
     for file in data_files()[name]:
@@ -182,7 +178,6 @@ def test_entries_are_complete(name):
             assert file.num_features > 2
 
 
-@pytest.mark.slow
 def test_tables_have_files_of_their_own():
     tables = [file for files in data_files().values() for file in files if file.folder == "uci"]
     assert len({file.file for file in tables}) == len({file.checksum for file in tables}) == 25

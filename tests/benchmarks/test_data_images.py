@@ -3,21 +3,10 @@
 import gzip
 from io import BytesIO
 
+import image_files
 import numpy
 import pytest
 import torch
-from image_files import (
-    archive,
-    birds,
-    drawing,
-    emnist_archive,
-    head_pose_folder,
-    idx,
-    mini_imagenet,
-    register,
-    register_arrays,
-    tar_archive,
-)
 from PIL import Image
 
 from benchmarks.data import image_names, load_head_poses, load_images
@@ -52,8 +41,10 @@ def test_an_unknown_name():
 
 def test_mnist(folder, monkeypatch):
     for file, body in (("images-idx3", IMAGES), ("labels-idx1", LABELS)):
-        (folder / "mnist" / f"t10k-{file}-ubyte.gz").write_bytes(gzip.compress(idx(body)))
-    register(monkeypatch, folder, ["mnist-test"])
+        (folder / "mnist" / f"t10k-{file}-ubyte.gz").write_bytes(
+            gzip.compress(image_files.idx(body))
+        )
+    image_files.register(monkeypatch, folder, ["mnist-test"])
     data = load_images("mnist-test")
     assert data.images.shape == (20, 1, 28, 28)
     assert torch.equal(data.images[:, 0], torch.tensor(IMAGES))
@@ -61,8 +52,8 @@ def test_mnist(folder, monkeypatch):
 
 
 def test_emnist_is_upright(folder, monkeypatch):
-    emnist_archive(folder / "emnist" / "gzip.zip")
-    register(monkeypatch, folder, ["emnist"])
+    image_files.emnist_archive(folder / "emnist" / "gzip.zip")
+    image_files.register(monkeypatch, folder, ["emnist"])
     data = load_images("emnist")
     assert data.labels.tolist() == [0, 61]
     assert torch.equal(data.images[1, 0], torch.arange(12, 24).reshape(3, 4).mT.byte())
@@ -71,18 +62,18 @@ def test_emnist_is_upright(folder, monkeypatch):
 def test_characters_of_several_archives(folder, monkeypatch):
     first = {
         "small/": b"",
-        "small/Greek/character02/0102_01.png": drawing(50),
-        "small/Greek/character01/0101_02.png": drawing(20),
-        "small/Greek/character01/0101_01.png": drawing(10),
-        "small/Braille/character01/0001_01.png": drawing(80),
+        "small/Greek/character02/0102_01.png": image_files.drawing(50),
+        "small/Greek/character01/0101_02.png": image_files.drawing(20),
+        "small/Greek/character01/0101_01.png": image_files.drawing(10),
+        "small/Braille/character01/0001_01.png": image_files.drawing(80),
     }
     second = {
-        "other/Greek/character02/0102_01.png": drawing(50),  # in both
-        "other/Greek/character02/0102_07.png": drawing(60),
+        "other/Greek/character02/0102_01.png": image_files.drawing(50),  # in both
+        "other/Greek/character02/0102_07.png": image_files.drawing(60),
     }
     for k, entries in enumerate((first, second), start=1):
-        archive(folder / "omniglot" / f"images_background_small{k}.zip", entries)
-    register(monkeypatch, folder, ["omniglot-small"])
+        image_files.archive(folder / "omniglot" / f"images_background_small{k}.zip", entries)
+    image_files.register(monkeypatch, folder, ["omniglot-small"])
     data = load_images("omniglot-small")
     assert data.class_groups == ("Braille", "Greek", "Greek")
     assert data.labels.tolist() == [0, 1, 1, 2, 2]
@@ -94,7 +85,7 @@ def test_characters_of_several_archives(folder, monkeypatch):
 
 
 def test_birds_by_species_in_three_groups(folder):
-    birds(folder / "cub" / "CUB_200_2011.tgz")
+    image_files.birds(folder / "cub" / "CUB_200_2011.tgz")
     data = load_images("cub")
     assert data.images.shape == (16, 3, 84, 84)
     groups = ["train", "validation", "train", "test", "train", "validation", "train", "test"]
@@ -110,20 +101,20 @@ def test_the_middle_of_a_photograph_is_taken(folder):
     picture.paste((255, 255, 255), (40, 20, 120, 60))  # the middle half of each side
     picture.save(body, "JPEG", quality=100)
     name = "CUB_200_2011/images/001.Bird/a.jpg"
-    tar_archive(folder / "cub" / "CUB_200_2011.tgz", {name: body.getvalue()})
+    image_files.tar_archive(folder / "cub" / "CUB_200_2011.tgz", {name: body.getvalue()})
     white = (load_images("cub").images[0, 0] > 127).double()
     assert float(white.mean()) == pytest.approx((48 / 84) ** 2, abs=0.02)  # half of 96 pixels
     assert torch.equal(white, white.flip(0))
 
 
 def test_the_lists_of_mini_imagenet(folder):
-    path = mini_imagenet(folder / "mini-imagenet" / "mini-imagenet.tar")
+    path = image_files.mini_imagenet(folder / "mini-imagenet" / "mini-imagenet.tar")
     data = load_images("mini-imagenet")
     assert data.images.shape == (32, 3, 84, 84)
     assert data.class_groups == ("train",) * 6 + ("validation",) * 5 + ("test",) * 5
     reds = data.images[:, 0].double().mean((-2, -1))
     assert (reds - 10 * data.labels).abs().max() < 3
-    tar_archive(path, {"train.csv": b"filename,label\na.jpg,bird"})
+    image_files.tar_archive(path, {"train.csv": b"filename,label\na.jpg,bird"})
     with pytest.raises(DataError, match="1 of 1 photographs that are listed are not in it"):
         load_images("mini-imagenet")
 
@@ -133,7 +124,7 @@ def test_arrays_of_images(folder, monkeypatch, name):
     channels = 3 if name.startswith("cifar10") else 1
     colours = numpy.stack([IMAGES + channel for channel in range(3)], axis=-1)
     images = IMAGES if channels == 1 else colours.astype(numpy.uint8)
-    register_arrays(monkeypatch, folder, name, images=images, labels=LABELS)
+    image_files.register_arrays(monkeypatch, folder, name, images=images, labels=LABELS)
     data = load_images(name)
     assert data.images.shape == (20, channels, 28, 28)
     assert torch.equal(data.images[:, 0], torch.tensor(IMAGES))
@@ -146,7 +137,7 @@ def test_arrays_of_images(folder, monkeypatch, name):
 def test_pictures_by_person_pitch_and_yaw(folder):
     with pytest.raises(DataError, match=r"no people.*no public address"):
         load_head_poses()
-    head_pose_folder(folder)
+    image_files.head_pose_folder(folder)
     data = load_head_poses()
     assert data.people == ("AnnA", "BobB")
     assert data.images.shape == (2, 7, 19, 3, 6, 6)

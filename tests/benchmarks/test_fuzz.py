@@ -6,9 +6,8 @@ import time
 import pandas as pd
 import pytest
 
-from benchmarks.robustness.fuzz import kinds_table, raw_table, run, without_example
-from benchmarks.robustness.fuzz.examples import EXAMPLES, Example
-from benchmarks.robustness.fuzz.study import fuzz, perform
+from benchmarks.robustness.fuzz.examples import EXAMPLES, Example, without_example
+from benchmarks.robustness.fuzz.study import fuzz, kinds_table, perform, raw_table
 from gpclml.errors import ArgumentError, DataError
 
 READ_FILES = {"models.GPRegression.load"}
@@ -67,8 +66,3 @@ def test_a_raw_error_is_found_its_call_made_small_and_the_same_for_a_seed():
     assert table["error"].tolist() == ["RuntimeError: two numbers"]
     counts = kinds_table(pd.DataFrame(first)).loc["all"]
     assert counts["calls"] == len(first) == counts["result"] + counts["raw"]
-
-
-def test_no_call_is_an_error():
-    with pytest.raises(ArgumentError, match="calls"):
-        run(calls=0)

@@ -24,7 +24,7 @@ from benchmarks.tables.cells import (
     table_rows,
 )
 from benchmarks.tables.counts import coverage
-from benchmarks.tables.peers import PEERS, Peer, missing_packages
+from benchmarks.tables.peers import PEERS, Peer, missing
 from benchmarks.tables.report import corrected_error, regrets, standing, win_table
 from benchmarks.tables.scores import METRICS, normal, score
 from benchmarks.tables.study import STUDY, make_grid
@@ -156,7 +156,7 @@ def test_the_stack():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PEERS)
 def test_peers_predict(name):
-    if missing_packages((name,)):
+    if missing({name: PEERS[name].package}):
         pytest.skip(f"{PEERS[name].package} is not installed")
     row, plain = run_cell(cell(name, n=48)), run_cell(cell("mean", n=48))
     assert row["failure"] == ""
@@ -192,12 +192,11 @@ def test_a_method_that_fails_is_a_result(monkeypatch):
 
 
 def test_a_missing_package(monkeypatch, capsys):
-    peers = {"absent": Peer("of a package that nobody has", PEERS["mean"].predict, "no_such_one")}
-    monkeypatch.setattr("benchmarks.tables.peers.PEERS", peers)
-    monkeypatch.setattr("benchmarks.tables.study.METHODS", METHODS | {"absent": ""})
+    absent = Peer("of a package that nobody has", PEERS["mean"].predict, "no_such_one")
+    monkeypatch.setattr("benchmarks.tables.study.PEERS", {"absent": absent})
     grid = make_grid(tables=("yacht",), n=(20,), splits=1)
-    assert "absent" not in {cell["method"] for cell in grid}
-    assert "Left out, not installed: absent" in capsys.readouterr().err
+    assert {cell["method"] for cell in grid} == set(METHODS)
+    assert "absent is left out: install no_such_one to have it." in capsys.readouterr().err
     with pytest.raises(ArgumentError, match="Install no_such_one first"):
         make_grid(tables=("yacht",), n=(20,), methods=("absent", "mean"))
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from benchmarks.runner import load_results
 from benchmarks.tables import large
 from benchmarks.tables.large import LARGE, TABLES, make_large_grid, run_large_cell, split_rows
-from benchmarks.tables.large_methods import LARGE_METHODS, OURS, Effort, LargeMethod
+from benchmarks.tables.large_methods import LARGE_METHODS, OURS, Effort
 from benchmarks.tables.peers import missing
 from benchmarks.tables.scores import METRICS
-from gpclml.errors import ArgumentError, DataError, UnknownNameError
+from gpclml.errors import DataError, UnknownNameError
 
 COSTS = {"seconds", "fit_seconds", "fit_cpu", "predict_seconds", "predict_cpu", "GiB"}
 FEW = Effort(seconds=1e9, steps=3)  # the steps end it, on any machine
@@ -74,16 +74,11 @@ def test_a_cell_has_a_process_of_its_own():
     assert late["failure"] == "not ended after 0.0 s"
 
 
-def test_a_method_without_its_package_is_left_out(monkeypatch, capsys):
-    methods = {"mean": LARGE_METHODS["mean"], "other": LargeMethod("", lambda *_: None, "no_such")}
-    monkeypatch.setattr(large, "LARGE_METHODS", methods)
-    grid = make_large_grid(tables=("power", "kin8nm"), splits=2, rows=50)
+def test_the_grid():
+    grid = make_large_grid(tables=("power", "kin8nm"), splits=2, rows=50, methods=("mean",))
     assert [(cell["split"], cell["table"], cell["n"], cell["method"]) for cell in grid] == [
         (split, name, 50, "mean") for split in (0, 1) for name in ("power", "kin8nm")
     ]
-    assert capsys.readouterr().err == "other is left out: install no_such to have it.\n"
-    with pytest.raises(ArgumentError, match="one whose package is installed"):
-        make_large_grid(tables=("power",), methods=("other",), quiet=True)
     with pytest.raises(UnknownNameError, match="power"):
         make_large_grid(tables=("powr",))
 
@@ -98,7 +93,7 @@ def test_a_run_and_its_report(tmp_path):
     answer = invoke("report", "--results", path, "--csv", rows)
     assert answer.exit_code == 0, answer.output
     assert "python -m benchmarks.tables large run --tables power" in answer.output
-    for heading in ("Mean ranks", "RMSE", "COVERAGE 90", "Wins in NLL", "Published"):
+    for heading in ("Mean ranks", "RMSE", "COVERAGE 90", "Published"):
         assert f"## {heading}\n" in answer.output
     assert len(pandas.read_csv(rows, comment="#")) == 2
 

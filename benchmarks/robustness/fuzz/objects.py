@@ -17,12 +17,7 @@ from gpclml.kernels.networks import MLP
 from gpclml.laplace import Laplace
 from gpclml.meta import DeepKernelTransfer, Episodes, ImageTasks, PeriodicTasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
-from gpclml.models import (
-    BayesianLinearModel,
-    GPClassification,
-    GPRegression,
-    LinearizedNetwork,
-)
+from gpclml.models import BayesianLinearModel, GPClassification, GPRegression, LinearizedNetwork
 from gpclml.tables import StackedGP
 
 Arguments = dict[str, Any]
@@ -66,9 +61,9 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return here(torch.randn(*shape, generator=generator(seed), dtype=torch.float64))
 
 
-def positive(*shape: int, seed: int = 0) -> Tensor:
+def positive(*shape: int) -> Tensor:
     """Numbers between one and two."""
-    return here(torch.rand(*shape, generator=generator(seed), dtype=torch.float64) + 1)
+    return here(torch.rand(*shape, generator=generator(), dtype=torch.float64) + 1)
 
 
 def inputs(n: int = N, d: int = D) -> Tensor:
@@ -99,12 +94,6 @@ def images(*shape: int) -> Tensor:
 def orders() -> Tensor:
     """Two orders of the points."""
     return here(torch.stack([torch.arange(N), torch.arange(N).flip(0)]))
-
-
-def covariance(n: int = N) -> Tensor:
-    """A covariance matrix, ``(n, n)``."""
-    root = normal(n, n)
-    return root @ root.mT + torch.eye(n).to(root)
 
 
 def gp(kernel: str | Kernel = "rbf") -> GPRegression:

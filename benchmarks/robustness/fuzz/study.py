@@ -21,6 +21,7 @@ from botorch.exceptions.errors import BotorchError
 from hypothesis import strategies as st
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
+from tqdm import tqdm
 
 from benchmarks.robustness.fuzz.examples import EXAMPLES, Example
 from gpclml.errors import ArgumentError, DataError
@@ -129,12 +130,16 @@ def _wrong_tensors(value: Tensor) -> Wrong:
             copy.view(-1)[0] = number
         return copy
 
-    strategy = _kind("shape", st.sampled_from([shape.clone() for shape in shapes]))
-    strategy = strategy | _kind("dtype", st.sampled_from(dtypes))
-    strategy = strategy | _kind("type", st.sampled_from([value.tolist(), value.numpy()]))
-    strategy = strategy | _kind("device", st.just(value.to("meta")))
-    strategy = strategy | _kind("number", st.builds(changed, numbers, st.booleans()))
-    return strategy | _kind("empty", st.sampled_from(empty)) if empty else strategy
+    kinds = {
+        "shape": st.sampled_from([shape.clone() for shape in shapes]),
+        "dtype": st.sampled_from(dtypes),
+        "type": st.sampled_from([value.tolist(), value.numpy()]),
+        "device": st.just(value.to("meta")),
+        "number": st.builds(changed, numbers, st.booleans()),
+    }
+    if empty:
+        kinds["empty"] = st.sampled_from(empty)
+    return st.one_of(*(_kind(kind, values) for kind, values in kinds.items()))
 
 
 @st.composite
@@ -173,11 +178,10 @@ def perform(
     torch.manual_seed(0)
     quiet = io.StringIO()
     with (
-        warnings.catch_warnings(),
+        warnings.catch_warnings(action="ignore"),
         contextlib.redirect_stderr(quiet),
         contextlib.redirect_stdout(quiet),
     ):
-        warnings.simplefilter("ignore")
         try:
             with _limited(limit):
                 example.call(**arguments)
@@ -265,22 +269,16 @@ def run(calls: int = 64, seed: int = 0, limit: float = 60.0) -> pd.DataFrame:
         seed: Seed of the calls.
         limit: Seconds that a call may take.
     """
-    if calls < 1:
-        raise ArgumentError("calls", calls, "an integer of at least 1")
-    from tqdm import tqdm
-
     torch.set_num_threads(1)
     _limit_memory()
-    here, rows = os.getcwd(), []
-    with tempfile.TemporaryDirectory() as folder:
-        variables = {"GPCLML_DATA": folder, "MPLBACKEND": "agg"}
-        os.chdir(folder)
-        try:
-            with mock.patch.dict(os.environ, variables):
-                for example in tqdm(EXAMPLES.values(), desc="callables"):
-                    rows += fuzz(example, calls, seed, limit)
-        finally:
-            os.chdir(here)
+    rows = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        mock.patch.dict(os.environ, {"GPCLML_DATA": folder, "MPLBACKEND": "agg"}),
+    ):
+        for example in tqdm(EXAMPLES.values(), desc="callables"):
+            rows += fuzz(example, calls, seed, limit)
     return pd.DataFrame(rows)
 
 
