@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
 
@@ -20,6 +21,7 @@ from benchmarks.evidence.training import (
     Images,
     evidence_of_all,
     images,
+    mode_scores,
     network,
     objective,
     outputs_at,
@@ -79,15 +81,26 @@ def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
         density and calibration error; of the mode also at its training points (``_train``).
     """
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
-    held_out = _held_out_scores(data, cell)
+    x, y = data.train_x, data.train_y
+    scores, temperature = _held_out_scores(data, cell)
     # Scores need held-out points, the evidence none: it is of networks trained on all points.
-    whole, ensemble = _trained_ensemble(data.train_x, data.train_y, cell)
+    whole, ensemble = _trained_ensemble(x, y, cell)
+    for by in ("network", "layer"):
+        fitted = objective(whole.model.network, len(x), cell["precision"], by)
+        fit = fit_hyperparameters(fitted, x, y, steps=100, batch_size=500, progress=False)
+        # Before the first step precisions are those of training, whatever their groups.
+        scores["lml"] = fit.history[0]
+        scores["lml_global" if by == "network" else "lml_layer"] = fit.objective
+    scores |= _test_scores(whole, ensemble, data, scores["posterior_scale"], temperature, cell)
+    start = _started(cell, x, cell["seed"])
+    online = trained_online(
+        start, x, y, cell["precision"], "layer", cell["epochs"], cell["seed"], cell["lr"]
+    )
     return {
-        **{name: value for name, value in held_out.items() if not name.startswith("_")},
-        **_evidences(whole, data, cell["precision"]),
-        **_test_scores(whole, ensemble, data, held_out, cell),
-        **_online_scores(data, cell),
-        "parameters": float(sum(p.numel() for p in whole.model.network.parameters())),
+        **scores,
+        "lml_online": float(evidence_of_all(online, x, y)().detach()),
+        **mode_scores(online, data.test_x, data.test_y, "online"),
+        "parameters": float(sum(p.numel() for p in start.parameters())),
     }
 
 
@@ -116,13 +129,19 @@ def _started(cell: Mapping[str, Any], x: torch.Tensor, seed: int) -> torch.nn.Mo
 
 
 def _averaged(
-    draws: Mapping[str, torch.Tensor], ensemble: Mapping[str, torch.Tensor], members: int
+    mll: LaplaceMarginalLogLikelihood,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    ensemble: Mapping[str, torch.Tensor],
+    cell: Mapping[str, Any],
 ) -> dict[str, Mapping[str, torch.Tensor]]:
     """Weights that are averaged over, by name, besides those of the Laplace posterior."""
-    return {"sgld": draws, "ensemble": ensemble} if members > 1 else {"sgld": draws}
+    draws = sample_sgld(mll, x, y, seed=cell["seed"], progress=False, **_SGLD)
+    return {"sgld": draws, "ensemble": ensemble} if cell["members"] > 1 else {"sgld": draws}
 
 
-def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
+def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> tuple[dict[str, float], float]:
+    """Scores of a network on points that it was not trained on, and the temperature by them."""
     x, y = data.train_x, data.train_y
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(cell["seed"]))
     # 80 % to train on, 5 % to scale the posterior by, 15 % to score.
@@ -131,10 +150,9 @@ def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
     (seen, seen_y), scaling, held_out = ((x[rows], y[rows]) for rows in split)
     mll, ensemble = _trained_ensemble(seen, seen_y, cell)
     start = mll.model.network
-    held_out_outputs = outputs_at(start, held_out[0])
-    validation = predictive_scores(mll, held_out_outputs.unsqueeze(0), held_out[1], "held_out")
     # The temperature is fitted to all points that the network has not seen.
-    every = outputs_at(start, torch.cat([scaling[0], held_out[0]]))
+    unseen_x, unseen_y = (torch.cat(pair) for pair in zip(scaling, held_out, strict=True))
+    temperature = fit_temperature(outputs_at(start, unseen_x), unseen_y)
     evidence = evidence_of_all(mll, seen, seen_y)
     weights = evidence.sample_weights(_DRAWS)
     with warnings.catch_warnings():  # the number of effective draws is in the results
@@ -145,13 +163,12 @@ def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
         )  # fmt: skip
     # At the scale that the draws were given, so that both are of one posterior.
     clml = laplace_conditional_log_density(evidence, held_out, scale=estimate.scale)
-    draws = sample_sgld(mll, seen, seen_y, seed=cell["seed"], progress=False, **_SGLD)
     sampled_clml: dict[str, float] = {}
-    for name, some in _averaged(draws, ensemble, cell["members"]).items():
-        outputs = sampled_outputs(start, some, held_out[0])
+    for name, draws in _averaged(mll, seen, seen_y, ensemble, cell).items():
+        outputs = sampled_outputs(start, draws, held_out[0])
         joint = joint_log_density(mll.likelihood, outputs, held_out[1])
         sampled_clml[f"clml_{name}"] = joint.value / estimate.num_held_out
-    return {
+    scores = {
         **sampled_clml,
         "clml": clml / estimate.num_held_out,
         "clml_sampled": estimate.joint.value / estimate.num_held_out,
@@ -159,67 +176,39 @@ def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
         "clml_marginal": estimate.marginal,
         "posterior_scale": estimate.scale,
         "posterior_at_edge": float(estimate.scale_at_edge),
-        "validation": validation["log_density_held_out"],
-        "_temperature": fit_temperature(every, torch.cat([scaling[1], held_out[1]])),
+        "validation": mode_scores(mll, *held_out, "held_out")["log_density_held_out"],
     }
+    return scores, temperature
 
 
 def _mode(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-def _evidences(
-    mll: LaplaceMarginalLogLikelihood, data: Images, precision: float
-) -> dict[str, float]:
-    x, y = data.train_x, data.train_y
-    evidences: dict[str, float] = {}
-    for by in ("network", "layer"):
-        fitted = objective(mll.model.network, len(x), precision, by)
-        fit = fit_hyperparameters(fitted, x, y, steps=100, batch_size=500, progress=False)
-        # Before the first step precisions are those of training, whatever their groups.
-        evidences["lml"] = fit.history[0]
-        evidences["lml_global" if by == "network" else "lml_layer"] = fit.objective
-    return evidences
-
-
-def _online_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
-    x, y = data.train_x, data.train_y
-    start = _started(cell, x, cell["seed"])
-    mll = trained_online(
-        start, x, y, cell["precision"], "layer", cell["epochs"], cell["seed"], cell["lr"]
-    )
-    outputs = outputs_at(start, data.test_x).unsqueeze(0)
-    return {
-        "lml_online": float(evidence_of_all(mll, x, y)().detach()),
-        **predictive_scores(mll, outputs, data.test_y, "online"),
-    }
-
-
 def _test_scores(
     mll: LaplaceMarginalLogLikelihood,
     ensemble: Mapping[str, torch.Tensor],
     data: Images,
-    held_out: Mapping[str, float],
+    posterior_scale: float,
+    temperature: float,
     cell: Mapping[str, Any],
 ) -> dict[str, float]:
-    model = mll.model.network
-    weights = evidence_of_all(mll, data.train_x, data.train_y).sample_weights(_TEST_DRAWS)
+    model, x, y = mll.model.network, data.train_x, data.train_y
+    weights = evidence_of_all(mll, x, y).sample_weights(_TEST_DRAWS)
     # The Laplace posterior as the held-out points have scaled it.
-    weights = rescaled(weights, held_out["posterior_scale"], _mode(model))
+    weights = rescaled(weights, posterior_scale, _mode(model))
     outputs = {
         "map": outputs_at(model, data.test_x).unsqueeze(0),
         "bma": linearized_outputs(model, weights, [(data.test_x,)]),
     }
-    train_outputs = outputs_at(model, data.train_x).unsqueeze(0)
-    scores = dict(predictive_scores(mll, train_outputs, data.train_y, "train"))
+    scores = mode_scores(mll, x, y, "train")
     for label, test_outputs in outputs.items():
         scores |= predictive_scores(mll, test_outputs, data.test_y, label)
         # A temperature changes probabilities, but not which class is largest for one network.
-        tempered = test_outputs / held_out["_temperature"]
+        tempered = test_outputs / temperature
         scores |= predictive_scores(mll, tempered, data.test_y, f"{label}_tempered")
-    draws = sample_sgld(mll, data.train_x, data.train_y, seed=cell["seed"], progress=False, **_SGLD)
-    for label, some in _averaged(draws, ensemble, cell["members"]).items():
-        test_outputs = sampled_outputs(model, some, data.test_x)
+    for label, draws in _averaged(mll, x, y, ensemble, cell).items():
+        test_outputs = sampled_outputs(model, draws, data.test_x)
         scores |= predictive_scores(mll, test_outputs, data.test_y, label)
     return scores
 
@@ -251,21 +240,18 @@ def run_size(cell: Mapping[str, Any]) -> dict[str, float]:
     # As many steps with few points as with many.
     epochs = max(1, cell["steps"] * 100 // max(n, 100))
     mll = trained(start, x, y, cell["precision"], epochs, cell["seed"], cell["lr"])
-    ahead = slice(n, 2 * n)
-    next_x, next_y = data.train_x[ahead], data.train_y[ahead]
+    next_x, next_y = data.train_x[n : 2 * n], data.train_y[n : 2 * n]
     following = {}
     # The last size has no next n points.
     if len(next_y) == n:
-        next_outputs = outputs_at(start, next_x).unsqueeze(0)
-        next_scores = predictive_scores(mll, next_outputs, next_y, "next")
+        next_scores = mode_scores(mll, next_x, next_y, "next")
         following = {"next_log_density": next_scores["log_density_next"]}
     fitted = objective(start, n, cell["precision"], "layer")
-    outputs = outputs_at(start, data.test_x).unsqueeze(0)
     return {
         **following,
         "lml_fixed": float(evidence_of_all(mll, x, y)().detach()),
         "lml": fit_hyperparameters(fitted, x, y, batch_size=500).objective,
-        **predictive_scores(mll, outputs, data.test_y, "map"),
+        **mode_scores(mll, data.test_x, data.test_y, "map"),
     }
 
 
@@ -321,27 +307,20 @@ def run_estimator(cell: Mapping[str, Any]) -> dict[str, float]:
         batches = partition_by_class(y, size, generator)
     else:
         batches = partition_at_random(len(x), size, generator)
-    estimates = [_estimate(mll, x[rows], y[rows]) for rows in batches[:_MOST_BATCHES]]
-    values = torch.tensor([value for value, _ in estimates], dtype=torch.float64)
-    weights = torch.tensor([float(len(rows)) for rows in batches[:_MOST_BATCHES]]).double()
+    batches, values, seconds = batches[:_MOST_BATCHES], list[float](), list[float]()
+    for rows in batches:
+        before = time.perf_counter()
+        value = mll.evidence_of(x[rows], y[rows])()
+        torch.autograd.grad(value, mll.model.prior.log_precision)
+        values.append(float(value.detach()))  # waits for the device
+        seconds.append(time.perf_counter() - before)
     return {
         # Batches of a class differ in size: larger ones count for more.
-        "evidence": float((weights * values).sum() / weights.sum()),
-        "evidence_spread": float(values.std()) if len(values) > 1 else 0.0,
-        "seconds_each": min(seconds for _, seconds in estimates),
+        "evidence": float(np.average(values, weights=[len(rows) for rows in batches])),
+        "evidence_spread": float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
+        "seconds_each": min(seconds),
         "parameters": float(sum(p.numel() for p in start.parameters())),
     }
-
-
-def _estimate(
-    mll: LaplaceMarginalLogLikelihood, x: torch.Tensor, y: torch.Tensor
-) -> tuple[float, float]:
-    model = mll.model
-    start = time.perf_counter()
-    value = mll.evidence_of(x, y)()
-    torch.autograd.grad(value, model.prior.log_precision)
-    number = float(value.detach())  # waits for the device
-    return number, time.perf_counter() - start
 
 
 _REGRESSION_DRAWS, _WIDTH = 200, 50
@@ -366,9 +345,7 @@ def run_regression(cell: Mapping[str, Any]) -> dict[str, float]:
     y_scale = Standardizer.fit(data.targets[rows.train], dim=0)
     x = x_scale.transform(data.inputs).to(**to)
     y = y_scale.transform(data.targets).to(**to)
-    (train_x, train_y), (test_x, test_y) = (
-        (x[rows_of_split], y[rows_of_split]) for rows_of_split in (rows.train, rows.test)
-    )
+    train_x, train_y, test_x, test_y = x[rows.train], y[rows.train], x[rows.test], y[rows.test]
     unit = float(y_scale.scale)
     generator = torch.Generator().manual_seed(cell["seed"])
     # A seed gives the split and the start.
@@ -415,22 +392,19 @@ def run_search(cell: Mapping[str, Any]) -> dict[str, float]:
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
     start = network(cell["architecture"], *data.train_x.shape[1:3], CLASSES, cell["seed"])
     start = start.to(cell["device"])
-    x, y = data.train_x, data.train_y
-    options = cell["precision"], cell["epochs"], cell["seed"]
+    x, y, precision = data.train_x, data.train_y, cell["precision"]
+    steps = cell["epochs"], cell["seed"]
     if cell["by"] == "grid":
-        mll = trained(start, x, y, *options)
+        mll = trained(start, x, y, precision, *steps)
     else:
         # The precision is only the start of those that are learned.
-        precision, *others = options
-        mll = trained_online(start, x, y, precision, cell["by"], *others)
-    evidence = evidence_of_all(mll, x, y)
-    outputs = outputs_at(start, data.test_x).unsqueeze(0)
+        mll = trained_online(start, x, y, precision, cell["by"], *steps)
     precisions = mll.model.prior.log_precision.detach().exp()
     return {
-        "evidence": float(evidence().detach()),
+        "evidence": float(evidence_of_all(mll, x, y)().detach()),
         "precision_least": float(precisions.min()),
         "precision_largest": float(precisions.max()),
-        **predictive_scores(mll, outputs, data.test_y, "map"),
+        **mode_scores(mll, data.test_x, data.test_y, "map"),
     }
 
 
@@ -446,22 +420,18 @@ def run_invariance(cell: Mapping[str, Any]) -> dict[str, float]:
             network without), ``num_train``, ``epochs``, ``seed``, ``device``.
 
     Returns:
-        ``rotation``, the range that is learned, in degrees, at the best evidence and
-        ``rotation_last`` at the end; ``evidence``; accuracy, log density and calibration error at
-        test points, turned alike.
+        ``rotation``, the range that is learned, in degrees, at the best evidence; ``evidence``;
+        accuracy, log density and calibration error at test points, turned alike.
     """
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
     largest = math.radians(cell["turned"])
-    x, test_x = (
-        # Test images are turned by other angles of the same range.
-        rotated(images_of_split, largest, cell["seed"] + i)
-        for i, images_of_split in enumerate((data.train_x, data.test_x))
-    )
+    x = rotated(data.train_x, largest, cell["seed"])
+    # Test images are turned by other angles of the same range.
+    test_x = rotated(data.test_x, largest, cell["seed"] + 1)
     plain = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(cell["device"])
     if cell["invariance"] == "none":
         mll = trained(plain, x, data.train_y, cell["precision"], cell["epochs"], cell["seed"])
-        outputs = outputs_at(plain, test_x).unsqueeze(0)
-        return dict(predictive_scores(mll, outputs, data.test_y, "map"))
+        return mode_scores(mll, test_x, data.test_y, "map")
     averaged = AveragedNetwork(plain)
     augmentation = AffineAugmentation({"rotation": 0.2}, _SAMPLES, cell["seed"]).to(cell["device"])
     mll = objective(
@@ -476,9 +446,7 @@ def run_invariance(cell: Mapping[str, Any]) -> dict[str, float]:
     # Testing averages over more versions: no gradient has to be kept.
     augmentation.samples = _TEST_SAMPLES
     with torch.no_grad():
-        outputs = torch.cat(
-            [averaged(augmentation(images_of_split)) for images_of_split in test_x.split(100)]
-        )
+        outputs = torch.cat([averaged(augmentation(some)) for some in test_x.split(100)])
     return {
         "rotation": math.degrees(augmentation.ranges()["rotation"]),
         "evidence": fit.objective,

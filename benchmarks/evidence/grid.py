@@ -82,15 +82,8 @@ def make_grid(study: str, **given: Any) -> list[dict[str, Any]]:
     check_known("study", [study], STUDIES)
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = replace(STUDIES[study], **chosen)
-    _check(settings)
-    return list(_CELLS[study](settings))
-
-
-def _check(settings: Settings) -> None:
-    check_positive(num_train=settings.num_train, epochs=settings.epochs, seeds=settings.seeds)
-    check_positive(members=settings.members)
-    if settings.lr is not None:
-        check_positive(lr=settings.lr)
+    names = ("num_train", "epochs", "seeds", "members", *([] if settings.lr is None else ["lr"]))
+    check_positive(**{name: getattr(settings, name) for name in names})
     for precision in settings.precisions:
         check_positive(precisions=precision)
     check_device(settings.device)
@@ -98,6 +91,7 @@ def _check(settings: Settings) -> None:
     channels = images(settings.data, settings.num_train, 0).train_x.shape[1]
     for name in settings.architectures:
         network(name, channels, DATA[settings.data][2], CLASSES, 0)
+    return list(_CELLS[study](settings))
 
 
 def _common(settings: Settings, study: str, seed: int) -> dict[str, Any]:
@@ -123,15 +117,15 @@ def _architectures(settings: Settings):
 
 
 def _bounds(settings: Settings):
-    exact_fisher = [("ggn", estimator) for estimator in ESTIMATORS]
+    names = ("structure", "batch_size", "partition", "outputs", "hessian")
+    exact_fisher = [(*estimator, "ggn") for estimator in ESTIMATORS]
     empirical = [
-        ("ef", estimator)
-        for estimator in ESTIMATORS
-        if estimator[1] is None and estimator[0] != "kronecker-reduce"
+        (structure, size, *others, "ef")
+        for structure, size, *others in ESTIMATORS
+        if size is None and structure != "kronecker-reduce"
     ]
-    names = ("structure", "batch_size", "partition", "outputs")
-    for cell, (hessian, estimator) in _networks(settings, "bounds", exact_fisher + empirical):
-        yield cell | {"hessian": hessian, **dict(zip(names, estimator, strict=True))}
+    for cell, estimator in _networks(settings, "bounds", exact_fisher + empirical):
+        yield cell | dict(zip(names, estimator, strict=True))
 
 
 def _invariance(settings: Settings):
@@ -144,18 +138,13 @@ def _online(settings: Settings):
         load(data)
     # UCI sets are small: an epoch is one step.
     regression = replace(settings, epochs=60 * settings.epochs)
-    for data, seed, (structure, hessian) in itertools.product(
-        _UCI, range(5), (("kronecker", "ggn"), ("full", "ggn"))
-    ):
+    for data, seed, structure in itertools.product(_UCI, range(5), ("kronecker", "full")):
         yield _common(regression, "online-regression", seed) | {
-            "data": data, "num_train": None, "structure": structure, "hessian": hessian,
+            "data": data, "num_train": None, "structure": structure, "hessian": "ggn",
             "precision": 1.0,
         }  # fmt: skip
     # Precisions that are learned start from one.
-    ways = [("grid", precision) for precision in settings.precisions] + [
-        ("network", 1.0),
-        ("layer", 1.0),
-    ]
+    ways = [*(("grid", given) for given in settings.precisions), ("network", 1.0), ("layer", 1.0)]
     for seed, name, (by, precision) in itertools.product(
         range(settings.seeds), settings.architectures, ways
     ):
@@ -190,12 +179,5 @@ _FUNCTIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, float]]] = {
 
 
 def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
-    """What a network reaches.
-
-    Args:
-        cell: Its configuration: ``study``, and what that study's function asks for.
-
-    Returns:
-        Scores by name; see the function of the study.
-    """
+    """What a network reaches: scores by name; the cell has what its study's function asks for."""
     return _FUNCTIONS[cell["study"]](cell)

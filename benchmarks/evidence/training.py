@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -182,10 +181,8 @@ def _resnet(channels: int, size: int, outputs: int, width: int, depth: int) -> t
         torch.nn.Conv2d(channels, width, 3, padding=1, bias=False), Shift(), torch.nn.ReLU(),
     ]  # fmt: skip
     for block in range(depth):
-        wide = width * 2**block
-        layers.append(
-            FixupBlock(width * 2 ** max(block - 1, 0), wide, depth, stride=1 + (block > 0))
-        )
+        narrow, wide = width * 2 ** max(block - 1, 0), width * 2**block
+        layers.append(FixupBlock(narrow, wide, depth, stride=1 + (block > 0)))
     last = torch.nn.Linear(width * 2 ** (depth - 1), outputs)
     # Fixup: the network starts as a constant function.
     torch.nn.init.zeros_(last.weight)
@@ -238,13 +235,10 @@ class FixupBlock(torch.nn.Module):
         self.branch = torch.nn.Sequential(
             Shift(), first, Shift(), torch.nn.ReLU(), Shift(), second, Scale(), Shift()
         )
+        self.skip = torch.nn.Identity()
         # A block that changes the shape needs a convolution on its skip too.
-        plain = inputs == outputs and stride == 1
-        self.skip = (
-            torch.nn.Identity()
-            if plain
-            else torch.nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-        )
+        if inputs != outputs or stride != 1:
+            self.skip = torch.nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images of the block's channels, ``(N, outputs, ...)``."""
@@ -253,7 +247,6 @@ class FixupBlock(torch.nn.Module):
 
 CLASSES = 10
 _AT_ONCE = 500
-
 
 STRUCTURES = {
     "full": Full(), "block": BlockDiagonal("layer"), "block-parameter": BlockDiagonal("parameter"),
@@ -361,9 +354,16 @@ def outputs_at(network: torch.nn.Module, x: Tensor) -> Tensor:
     return torch.cat([network(batch) for batch in x.split(_AT_ONCE)])
 
 
+def mode_scores(
+    mll: LaplaceMarginalLogLikelihood, x: Tensor, y: Tensor, label: str
+) -> dict[str, float]:
+    """:func:`predictive_scores` of the network as it is."""
+    return predictive_scores(mll, outputs_at(mll.model.network, x).unsqueeze(0), y, label)
+
+
 def predictive_scores(
     mll: LaplaceMarginalLogLikelihood, outputs: Tensor, y: Tensor, label: str
-) -> Mapping[str, float]:
+) -> dict[str, float]:
     """Accuracy, log density and calibration error of the mean over draws.
 
     Args:
