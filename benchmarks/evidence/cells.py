@@ -1,26 +1,33 @@
-"""What the cells of each study compute: networks on images and UCI sets, by the evidence."""
+"""The studies: their cells, checked before any is computed, and what each cell computes."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor
 
+from benchmarks._options import check_device, check_known, check_positive
 from benchmarks.data import load, split
 from benchmarks.evidence.invariances import AffineAugmentation, AveragedNetwork
 from benchmarks.evidence.training import (
+    ARCHITECTURES,
     CLASSES,
+    DATA,
     STRUCTURES,
     Images,
     evidence_of_all,
     images,
+    learning_rate,
     mode_scores,
     network,
     objective,
@@ -32,7 +39,6 @@ from benchmarks.evidence.training import (
 )
 from gpclml.conditioning import partition_at_random, partition_by_class
 from gpclml.curvature import FunctionSpace, GaussianWeightPrior
-from gpclml.errors import UnknownNameError
 from gpclml.evaluation.calibration import fit_temperature
 from gpclml.evidence.sampling import (
     estimate_conditional_log_density,
@@ -49,13 +55,15 @@ from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork, Standardizer
 
+Cell, Weights, Pair = Mapping[str, Any], Mapping[str, Tensor], tuple[Tensor, Tensor]
+
 _DRAWS = 100
 _TEST_DRAWS = 30
 _SEED_STEP = 1000  # so that no two cells of a study share a start
 _SGLD: dict[str, Any] = {"count": 10, "epochs": 10, "batch_size": 100}
 
 
-def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
+def run_architecture(cell: Cell) -> dict[str, float]:
     """Scores of a network on its training points, and what it reaches on others.
 
     The LML is of a network that is trained on all points. The CLML is of one that is trained on
@@ -91,7 +99,22 @@ def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
         # Before the first step precisions are those of training, whatever their groups.
         scores["lml"] = fit.history[0]
         scores["lml_global" if by == "network" else "lml_layer"] = fit.objective
-    scores |= _test_scores(whole, ensemble, data, scores["posterior_scale"], temperature, cell)
+    model = whole.model.network
+    weights = evidence_of_all(whole, x, y).sample_weights(_TEST_DRAWS)
+    # The Laplace posterior as the held-out points have scaled it.
+    weights = rescaled(weights, scores["posterior_scale"], _mode(model))
+    scores |= mode_scores(whole, x, y, "train")
+    for label, outputs in (
+        ("map", outputs_at(model, data.test_x).unsqueeze(0)),
+        ("bma", linearized_outputs(model, weights, [(data.test_x,)])),
+    ):
+        scores |= predictive_scores(whole, outputs, data.test_y, label)
+        # A temperature changes probabilities, but not which class is largest for one network.
+        tempered = outputs / temperature
+        scores |= predictive_scores(whole, tempered, data.test_y, f"{label}_tempered")
+    for label, draws in _averaged(whole, (x, y), ensemble, cell).items():
+        outputs = sampled_outputs(model, draws, data.test_x)
+        scores |= predictive_scores(whole, outputs, data.test_y, label)
     start = _started(cell, x, cell["seed"])
     online = trained_online(
         start, x, y, cell["precision"], "layer", cell["epochs"], cell["seed"], cell["lr"]
@@ -105,8 +128,8 @@ def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _trained_ensemble(
-    x: torch.Tensor, y: torch.Tensor, cell: Mapping[str, Any]
-) -> tuple[LaplaceMarginalLogLikelihood, Mapping[str, torch.Tensor]]:
+    x: Tensor, y: Tensor, cell: Cell
+) -> tuple[LaplaceMarginalLogLikelihood, Weights]:
     """A network at its mode, and the weights of an ensemble in which it is the first.
 
     Every member has its own start and its own order of the points.
@@ -121,7 +144,7 @@ def _trained_ensemble(
     return members[0], {name: draws.detach() for name, draws in weights.items()}
 
 
-def _started(cell: Mapping[str, Any], x: torch.Tensor, seed: int) -> torch.nn.Module:
+def _started(cell: Cell, x: Tensor, seed: int) -> torch.nn.Module:
     """A network for images; its convolutions are up to twice as fast with channels last."""
     channels, size = x.shape[1:3]
     start = network(cell["architecture"], channels, size, CLASSES, seed).to(x.device)
@@ -129,18 +152,14 @@ def _started(cell: Mapping[str, Any], x: torch.Tensor, seed: int) -> torch.nn.Mo
 
 
 def _averaged(
-    mll: LaplaceMarginalLogLikelihood,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    ensemble: Mapping[str, torch.Tensor],
-    cell: Mapping[str, Any],
-) -> dict[str, Mapping[str, torch.Tensor]]:
+    mll: LaplaceMarginalLogLikelihood, points: Pair, ensemble: Weights, cell: Cell
+) -> dict[str, Weights]:
     """Weights that are averaged over, by name, besides those of the Laplace posterior."""
-    draws = sample_sgld(mll, x, y, seed=cell["seed"], progress=False, **_SGLD)
+    draws = sample_sgld(mll, *points, seed=cell["seed"], progress=False, **_SGLD)
     return {"sgld": draws, "ensemble": ensemble} if cell["members"] > 1 else {"sgld": draws}
 
 
-def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> tuple[dict[str, float], float]:
+def _held_out_scores(data: Images, cell: Cell) -> tuple[dict[str, float], float]:
     """Scores of a network on points that it was not trained on, and the temperature by them."""
     x, y = data.train_x, data.train_y
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(cell["seed"]))
@@ -164,7 +183,7 @@ def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> tuple[dict[str, f
     # At the scale that the draws were given, so that both are of one posterior.
     clml = laplace_conditional_log_density(evidence, held_out, scale=estimate.scale)
     sampled_clml: dict[str, float] = {}
-    for name, draws in _averaged(mll, seen, seen_y, ensemble, cell).items():
+    for name, draws in _averaged(mll, (seen, seen_y), ensemble, cell).items():
         outputs = sampled_outputs(start, draws, held_out[0])
         joint = joint_log_density(mll.likelihood, outputs, held_out[1])
         sampled_clml[f"clml_{name}"] = joint.value / estimate.num_held_out
@@ -181,43 +200,15 @@ def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> tuple[dict[str, f
     return scores, temperature
 
 
-def _mode(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _mode(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in model.named_parameters()}
-
-
-def _test_scores(
-    mll: LaplaceMarginalLogLikelihood,
-    ensemble: Mapping[str, torch.Tensor],
-    data: Images,
-    posterior_scale: float,
-    temperature: float,
-    cell: Mapping[str, Any],
-) -> dict[str, float]:
-    model, x, y = mll.model.network, data.train_x, data.train_y
-    weights = evidence_of_all(mll, x, y).sample_weights(_TEST_DRAWS)
-    # The Laplace posterior as the held-out points have scaled it.
-    weights = rescaled(weights, posterior_scale, _mode(model))
-    outputs = {
-        "map": outputs_at(model, data.test_x).unsqueeze(0),
-        "bma": linearized_outputs(model, weights, [(data.test_x,)]),
-    }
-    scores = mode_scores(mll, x, y, "train")
-    for label, test_outputs in outputs.items():
-        scores |= predictive_scores(mll, test_outputs, data.test_y, label)
-        # A temperature changes probabilities, but not which class is largest for one network.
-        tempered = test_outputs / temperature
-        scores |= predictive_scores(mll, tempered, data.test_y, f"{label}_tempered")
-    for label, draws in _averaged(mll, x, y, ensemble, cell).items():
-        test_outputs = sampled_outputs(model, draws, data.test_x)
-        scores |= predictive_scores(mll, test_outputs, data.test_y, label)
-    return scores
 
 
 SIX = ("mlp-8x1", "mlp-128x1", "mlp-32x3", "cnn-4x1", "cnn-16x2", "resnet-8x1")
 """The architectures that are compared."""
 
 
-def run_size(cell: Mapping[str, Any]) -> dict[str, float]:
+def run_size(cell: Cell) -> dict[str, float]:
     """A network trained on the first n points, and how it predicts the next n.
 
     The log densities of the next points, added up over n = 25, 50, 100, ..., are the training
@@ -276,7 +267,7 @@ ESTIMATORS = (
 _MOST_BATCHES = 10
 
 
-def run_estimator(cell: Mapping[str, Any]) -> dict[str, float]:
+def run_estimator(cell: Cell) -> dict[str, float]:
     """Estimates of the evidence of one trained network over the batches of a partition.
 
     Args:
@@ -288,8 +279,6 @@ def run_estimator(cell: Mapping[str, Any]) -> dict[str, float]:
         ``evidence_spread`` (standard deviation) over them; ``seconds_each`` of an estimate and
         its gradient in the precisions of layers, the fastest of them.
     """
-    if cell["structure"] not in STRUCTURES:
-        raise UnknownNameError("structure", cell["structure"], STRUCTURES)
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
     x, y = data.train_x, data.train_y
     start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"])
@@ -326,7 +315,7 @@ def run_estimator(cell: Mapping[str, Any]) -> dict[str, float]:
 _REGRESSION_DRAWS, _WIDTH = 200, 50
 
 
-def run_regression(cell: Mapping[str, Any]) -> dict[str, float]:
+def run_regression(cell: Cell) -> dict[str, float]:
     """A network [D, 50, 1] on a UCI set, its precisions and noise learned online.
 
     Args:
@@ -377,7 +366,7 @@ def run_regression(cell: Mapping[str, Any]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def run_search(cell: Mapping[str, Any]) -> dict[str, float]:
+def run_search(cell: Cell) -> dict[str, float]:
     """A classifier trained at one precision of a grid, or with precisions learned online.
 
     Args:
@@ -411,7 +400,7 @@ def run_search(cell: Mapping[str, Any]) -> dict[str, float]:
 _SAMPLES, _TEST_SAMPLES = 4, 20
 
 
-def run_invariance(cell: Mapping[str, Any]) -> dict[str, float]:
+def run_invariance(cell: Cell) -> dict[str, float]:
     """A classifier of images that are turned by up to a half of a right angle, or upright.
 
     Args:
@@ -453,3 +442,155 @@ def run_invariance(cell: Mapping[str, Any]) -> dict[str, float]:
         "best_epoch": float(fit.best),
         **predictive_scores(mll, outputs.unsqueeze(0), data.test_y, "map"),
     }
+
+
+_UCI = ("boston", "concrete", "energy", "yacht")
+_SIZES = (25, 50, 100, 200, 400, 800)
+_PRECISIONS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a study is run with; epochs are steps of at most 100 images in ``training-speed``.
+
+    Only ``architectures`` has ensembles, of so many members, and takes another learning rate
+    than that of the network's family.
+    """
+
+    data: str = "digits"
+    architectures: tuple[str, ...] = ARCHITECTURES
+    precisions: tuple[float, ...] = (1.0,)
+    num_train: int = 1000
+    epochs: int = 50
+    seeds: int = 3
+    members: int = 5
+    lr: float | None = None
+    device: str = "cpu"
+
+
+STUDIES: Mapping[str, Settings] = {
+    "architectures": Settings(precisions=(100.0, 0.1, 0.001), epochs=100),
+    "bounds": Settings(architectures=("mlp-32x2", "cnn-8x2"), num_train=500, seeds=1),
+    "invariance": Settings("mnist-test", ("cnn-8x2",), epochs=20),
+    "online": Settings(architectures=("mlp-32x2", "cnn-8x2"), precisions=_PRECISIONS),
+    "training-speed": Settings(
+        architectures=SIX, precisions=(0.1,), num_train=max(_SIZES), epochs=500
+    ),
+}
+"""The studies with their usual settings, which end in under 30 minutes on two cores each."""
+
+
+def make_grid(study: str, **given: Any) -> list[dict[str, Any]]:
+    """The cells of a study.
+
+    Args:
+        study: One of :data:`STUDIES`.
+        **given: Settings that replace the study's own; None leaves them.
+
+    Raises:
+        UnknownNameError: No such study or data.
+        ArgumentError: A number is out of range, or a name is none of a network.
+        DataError: A file is missing.
+    """
+    check_known("study", [study], STUDIES)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    settings = replace(STUDIES[study], **chosen)
+    names = ("num_train", "epochs", "seeds", "members", *([] if settings.lr is None else ["lr"]))
+    check_positive(**{name: getattr(settings, name) for name in names})
+    for precision in settings.precisions:
+        check_positive(precisions=precision)
+    check_device(settings.device)
+    # Errors of data and of names of networks come before any cell is computed.
+    channels = images(settings.data, settings.num_train, 0).train_x.shape[1]
+    for name in settings.architectures:
+        network(name, channels, DATA[settings.data][2], CLASSES, 0)
+    return list(_CELLS[study](settings))
+
+
+def _common(settings: Settings, study: str, seed: int) -> dict[str, Any]:
+    return {
+        "study": study, "data": settings.data, "num_train": settings.num_train,
+        "epochs": settings.epochs, "seed": seed, "device": settings.device,
+    }  # fmt: skip
+
+
+def _networks(settings: Settings, study: str, *others: Sequence[Any]):
+    """A cell for each seed, precision and network, and every combination of other values."""
+    for seed, precision, name, *values in itertools.product(
+        range(settings.seeds), settings.precisions, settings.architectures, *others
+    ):
+        common = _common(settings, study, seed)
+        yield common | {"architecture": name, "precision": precision}, *values
+
+
+def _architectures(settings: Settings):
+    for (cell,) in _networks(settings, "architectures"):
+        lr = learning_rate(cell["architecture"]) if settings.lr is None else settings.lr
+        yield cell | {"members": settings.members, "lr": lr}
+
+
+def _bounds(settings: Settings):
+    names = ("structure", "batch_size", "partition", "outputs", "hessian")
+    exact_fisher = [(*estimator, "ggn") for estimator in ESTIMATORS]
+    empirical = [
+        (structure, size, *others, "ef")
+        for structure, size, *others in ESTIMATORS
+        if size is None and structure != "kronecker-reduce"
+    ]
+    for cell, estimator in _networks(settings, "bounds", exact_fisher + empirical):
+        yield cell | dict(zip(names, estimator, strict=True))
+
+
+def _invariance(settings: Settings):
+    for cell, turned, invariance in _networks(settings, "invariance", (0, 90), ("learned", "none")):
+        yield cell | {"turned": turned, "invariance": invariance}
+
+
+def _online(settings: Settings):
+    for data in _UCI:
+        load(data)
+    # UCI sets are small: an epoch is one step.
+    regression = replace(settings, epochs=60 * settings.epochs)
+    for data, seed, structure in itertools.product(_UCI, range(5), ("kronecker", "full")):
+        yield _common(regression, "online-regression", seed) | {
+            "data": data, "num_train": None, "structure": structure, "hessian": "ggn",
+            "precision": 1.0,
+        }  # fmt: skip
+    # Precisions that are learned start from one.
+    ways = [*(("grid", given) for given in settings.precisions), ("network", 1.0), ("layer", 1.0)]
+    for seed, name, (by, precision) in itertools.product(
+        range(settings.seeds), settings.architectures, ways
+    ):
+        common = _common(settings, "online-search", seed)
+        yield common | {"architecture": name, "precision": precision, "by": by}
+
+
+def _training_speed(settings: Settings):
+    sizes: Sequence[int] = [n for n in _SIZES if n <= settings.num_train]
+    for cell, n in _networks(settings, "training-speed", sizes):
+        # Epochs are counted in steps here, so that few points train as long as many.
+        steps = cell.pop("epochs")
+        yield cell | {
+            "num_train": n, "num_pool": settings.num_train, "steps": steps,
+            "lr": learning_rate(cell["architecture"]),
+        }  # fmt: skip
+
+
+_CELLS = {
+    "architectures": _architectures, "bounds": _bounds, "invariance": _invariance,
+    "online": _online, "training-speed": _training_speed,
+}  # fmt: skip
+
+_FUNCTIONS: Mapping[str, Callable[[Cell], dict[str, float]]] = {
+    "architectures": run_architecture,
+    "bounds": run_estimator,
+    "invariance": run_invariance,
+    "online-regression": run_regression,
+    "online-search": run_search,
+    "training-speed": run_size,
+}
+
+
+def run_cell(cell: Cell) -> dict[str, float]:
+    """What a network reaches: scores by name; the cell has what its study's function asks for."""
+    return _FUNCTIONS[cell["study"]](cell)

@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from benchmarks._options import CsvFile, Device, ResultsFile, errors_as_text, names, real_numbers
 from benchmarks._tables import section, table, with_error
-from benchmarks.evidence.grid import STUDIES, make_grid, run_cell
+from benchmarks.evidence.cells import STUDIES, make_grid, run_cell
 from benchmarks.evidence.ledger.claims import rank_correlation_rows
 from benchmarks.evidence.ledger.page import (
     EXPERIMENTS,
@@ -124,9 +124,8 @@ def _interval_text(values: NDArray[np.float64]) -> str:
 
 def posterior_scales(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Scales of the CLML's posterior, and how many draws have its weight."""
-    scale = cells["posterior_scale"]
     counted = {
-        "scale at the edge of its grid": cells.get("posterior_at_edge", scale <= scale.min()),
+        "scale at the edge of its grid": cells["posterior_at_edge"] > 0,
         "fewer than five effective draws": cells["clml_draws"] < 5,
         "collapsed": cells["accuracy_map"] < _COLLAPSED,
     }

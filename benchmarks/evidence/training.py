@@ -262,7 +262,7 @@ def objective(
     num_data: int,
     precision: float,
     by: Literal["network", "layer", "parameter"] = "network",
-    curvature: Any = None,
+    curvature: Any = STRUCTURES["kronecker"],
     augmentation: torch.nn.Module | None = None,
     **options: Any,
 ) -> LaplaceMarginalLogLikelihood:
@@ -273,7 +273,7 @@ def objective(
         num_data: Number of points that it is trained on.
         precision: Prior precision of all weights.
         by: Groups of weights with a precision each.
-        curvature: The structure; Kronecker, diagonal for parameters of other layers, if None.
+        curvature: The structure.
         augmentation: Of the model.
         **options: Of the objective.
     """
@@ -281,8 +281,7 @@ def objective(
     prior = GaussianWeightPrior(network, by, precision)
     model = LinearizedNetwork(network, prior, augmentation)
     likelihood = SoftmaxLikelihood(num_classes=CLASSES, mixing_weights=False).to(device)
-    structure = Kronecker(others="diagonal") if curvature is None else curvature
-    return LaplaceMarginalLogLikelihood(likelihood, model, num_data, structure, **options)
+    return LaplaceMarginalLogLikelihood(likelihood, model, num_data, curvature, **options)
 
 
 def trained(
@@ -314,18 +313,10 @@ def trained_online(
     seed: int,
     lr: float = 3e-3,
 ) -> LaplaceMarginalLogLikelihood:
-    """A network whose precisions are learned by the evidence in training; in eval mode.
+    """A network whose precisions, from one start, are learned by the evidence; in eval mode.
 
-    Args:
-        network: The network.
-        x: Points.
-        y: Classes.
-        precision: The start of all precisions.
-        by: Groups of weights with a precision each.
-        epochs: Passes over the points, in which precisions are updated ten times at most, and half
-            as many more at the precisions that were best.
-        seed: Of the order of the points.
-        lr: Of the passes in which precisions are learned; a third of it afterwards.
+    They are updated ten times at most in the epochs, each after several. Half as many epochs
+    follow at the precisions that were best, at a third of the learning rate.
     """
     mll = objective(network, len(x), precision, by)
     fit_online(

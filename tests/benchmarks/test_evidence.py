@@ -9,7 +9,7 @@ from table_files import register, smooth_rows, write_table
 from typer.testing import CliRunner
 
 from benchmarks.data.files import data_files
-from benchmarks.evidence.grid import make_grid, run_cell
+from benchmarks.evidence.cells import make_grid, run_cell
 from benchmarks.evidence.study import STUDY, report
 from benchmarks.evidence.training import (
     ARCHITECTURES,

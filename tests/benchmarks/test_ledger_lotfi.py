@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.evidence.ledger import fourier, kernel_hyperparameters, laplace_toy
+from benchmarks.evidence.ledger import fourier, gaussian_processes, laplace_toy
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_fourier_data_are_those_of_the_paper(reference_folder):
 @pytest.mark.data
 def test_the_draw_of_the_rational_quadratic_kernel_is_that_of_the_authors(reference_folder):
     known = np.load(reference_folder / "gp_rq" / "data.npz", allow_pickle=False)
-    x, y, function = kernel_hyperparameters._published_data()
+    x, y, function = gaussian_processes._published_data()
     np.testing.assert_allclose(x[:50, 0], known["x_train"], atol=1e-7)
     np.testing.assert_allclose(y[:50], known["y_train"], atol=3e-3)
     order = x[50:, 0].argsort()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import evidence
-from benchmarks.evidence.ledger import elbo, mlp_mean, training_speed_kernel
+from benchmarks.evidence.ledger import elbo, gaussian_processes, training_speed_kernel
 from benchmarks.evidence.ledger.claims import AtLeast, Claim, together
 from benchmarks.evidence.ledger.elbo import learned_bound
 from benchmarks.evidence.ledger.out_of_reach import INDEX, OUT_OF_REACH, REASONS
@@ -189,7 +189,7 @@ def test_intervals_leave_out_networks_that_learned_nothing():
         "architecture": [f"mlp-{i}x1" for i in range(12)], "precision": 1.0,
         "lml": score[::-1], "lml_layer": score, "clml": score, "validation": score,
         "log_density_bma": score, "log_density_map": score,
-        "posterior_scale": [0.0001] * 3 + [0.01] * 9,
+        "posterior_scale": [0.0001] * 3 + [0.01] * 9, "posterior_at_edge": [1.0] * 3 + [0.0] * 9,
         "accuracy_map": [0.1] * 4 + [0.5 + 0.05 * i for i in range(8)], "clml_draws": 10.0,
     })  # fmt: skip
     rows = intervals(cells)
@@ -241,5 +241,5 @@ def test_importance_weights_of_the_exact_posterior_are_the_evidence():
 
 
 def test_the_draw_of_the_network_mean_is_that_of_the_authors():
-    _, y = mlp_mean._data(mlp_mean._PAPER_SEED)
+    _, y = gaussian_processes._mean_data(gaussian_processes._MEAN_SEED)
     assert y[:5].tolist() == pytest.approx([-1.0259, -1.1086, -1.1705, -0.7803, -1.0591], abs=1e-4)

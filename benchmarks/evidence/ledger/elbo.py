@@ -154,11 +154,6 @@ class _Run:
     """Hyperparameters and the rank-one posterior with mean m and covariance v v' + ε I.
 
     Its v is the best one, along which all features are zero.
-
-    Args:
-        x: Points, ``(n, 1)``.
-        y: Targets, ``(n,)``.
-        drawn: Weights and biases of the features.
     """
 
     def __init__(self, x: Tensor, y: Tensor, drawn: tuple[Tensor, Tensor]):
@@ -780,8 +775,7 @@ def run_importance(cell: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         cell: ``seed``, ``family``, ``steps``, ``rates``, ``num_features`` as for
-            :func:`learned_bound`; ``draws``, a power of
-            two, the largest K; ``repeats`` of all draws.
+            :func:`learned_bound`; ``draws``, a power of two, the largest K; ``repeats`` of all.
 
     Returns:
         ``elbo`` and ``lml``, and over K = 1, 2, 4, ... ``bound`` with ``error``; nats in all.

@@ -557,7 +557,7 @@ def _affine_claims(cells: pandas.DataFrame) -> list[Claim]:
     few, full = by["KFAC-150-1"], by["KFAC-N-C"]
     share = few["seconds_hyper"].mean() / full["seconds_hyper"].mean()
     lost = accuracy["KFAC-N-C"] - accuracy["KFAC-150-1"]
-    gains = {name: accuracy[name] - accuracy["none"] for name in by if name != "none"}
+    gains = {n: (accuracy[n] - accuracy["none"]).dropna() for n in by if n != "none"}
     learned = np.degrees(np.array(few["ranges"].tolist())[:, list(_RANGES).index("rotation")])
     remark = (
         "Numbers are the test accuracy on 2000 digits turned by up to 90 degrees, and processor "

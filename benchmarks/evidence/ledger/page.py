@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pandas
@@ -16,15 +15,13 @@ import pandas
 from benchmarks._figures import new_figure, save_figure
 from benchmarks._tables import code, describe_cells, read_csv, section, table, write_csv
 from benchmarks.evidence.ledger import (
-    density,
     elbo,
     evidence_bounds,
     evidence_ranking,
     fourier,
-    kernel_hyperparameters,
+    gaussian_processes,
     laplace_toy,
     main_results,
-    mlp_mean,
     occam,
     online_curve,
     pac_bayes,
@@ -38,32 +35,30 @@ from benchmarks.evidence.ledger.out_of_reach import CHECKED, INDEX, OUT_OF_REACH
 from benchmarks.runner import canonical_json, load_commands, load_failures, load_rows
 from gpclml.errors import DataError, UnknownNameError
 
-PAPERS: Mapping[str, tuple[Experiment, ...]] = MappingProxyType(
-    {
-        "Lotfi et al. 2022": (
-            main_results.DEEP_KERNELS, main_results.PUBLISHED_DEEP_KERNELS, main_results.FEW_SHOT,
-            occam.EXPERIMENT, laplace_toy.EXPERIMENT, density.EXPERIMENT, fourier.FOURIER,
-            kernel_hyperparameters.SHAPE, kernel_hyperparameters.LENGTHSCALE, mlp_mean.EXPERIMENT,
-            fourier.CURVES, fourier.CRITERIA, pac_bayes.EXPERIMENT,
-        ),
-        "Lyle et al. 2020": (
-            training_speed_linear.LINEAR, training_speed_linear.COMBINATION,
-            training_speed_kernel.NTK, training_speed_networks.NETWORKS,
-            training_speed_networks.SUBNETWORKS,
-        ),
-        "Harvey and Hughes 2026": (elbo.FAMILIES, elbo.SWEEP, elbo.TEMPERING, elbo.IMPORTANCE),
-        "Immer et al. 2021": (
-            uci_networks.EXPERIMENT, uci_networks.EVERY_EPOCH, online_curve.EXPERIMENT,
-            online_curve.BANANA, evidence_ranking.EXPERIMENT,
-        ),
-        "Immer et al. 2023": (evidence_bounds.BOUNDS, evidence_bounds.AFFINE),
-    }
-)  # fmt: skip
+PAPERS: Mapping[str, tuple[Experiment, ...]] = {
+    "Lotfi et al. 2022": (
+        main_results.DEEP_KERNELS, main_results.PUBLISHED_DEEP_KERNELS, main_results.FEW_SHOT,
+        occam.EXPERIMENT, laplace_toy.EXPERIMENT, fourier.DENSITY, fourier.FOURIER,
+        gaussian_processes.SHAPE, gaussian_processes.LENGTHSCALE, gaussian_processes.MEAN,
+        fourier.CURVES, fourier.CRITERIA, pac_bayes.EXPERIMENT,
+    ),
+    "Lyle et al. 2020": (
+        training_speed_linear.LINEAR, training_speed_linear.COMBINATION,
+        training_speed_kernel.NTK, training_speed_networks.NETWORKS,
+        training_speed_networks.SUBNETWORKS,
+    ),
+    "Harvey and Hughes 2026": (elbo.FAMILIES, elbo.SWEEP, elbo.TEMPERING, elbo.IMPORTANCE),
+    "Immer et al. 2021": (
+        uci_networks.EXPERIMENT, uci_networks.EVERY_EPOCH, online_curve.EXPERIMENT,
+        online_curve.BANANA, evidence_ranking.EXPERIMENT,
+    ),
+    "Immer et al. 2023": (evidence_bounds.BOUNDS, evidence_bounds.AFFINE),
+}  # fmt: skip
 """Experiments by the paper that their claims are from, in the order of the page."""
 
-EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
-    {experiment.name: experiment for several in PAPERS.values() for experiment in several}
-)
+EXPERIMENTS: Mapping[str, Experiment] = {
+    experiment.name: experiment for several in PAPERS.values() for experiment in several
+}
 """In the order of the page."""
 
 
@@ -117,14 +112,11 @@ def ledger_cells(path: str | os.PathLike[str]) -> dict[str, Cells]:
         DataError: There is no such file.
     """
     rows = _read_rows(path)[0] if is_rows(path) else load_rows(path)
-    rows_by_name: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        rows_by_name.setdefault(row["configuration"].get("experiment"), []).append(row)
-    return {
-        name: _cells_of(experiment, rows_by_name[name])
-        for name, experiment in EXPERIMENTS.items()
-        if name in rows_by_name
+    rows_by_name = {
+        name: [row for row in rows if row["configuration"].get("experiment") == name]
+        for name in EXPERIMENTS
     }
+    return {n: _cells_of(EXPERIMENTS[n], some) for n, some in rows_by_name.items() if some}
 
 
 def _cells_of(experiment: Experiment, rows: list[dict[str, Any]]) -> Cells:
@@ -252,8 +244,7 @@ def _about(path: str | os.PathLike[str], cells: Mapping[str, Cells]) -> list[str
     if is_rows(path):
         return _read_rows(path)[1]
     every = pandas.concat([entry.done for entry in cells.values()])
-    failures = load_failures(path)
-    failed = len(failures["experiment"].dropna()) if "experiment" in failures else 0
+    failed = load_failures(path).get("experiment", pandas.Series()).count()
     return [*load_commands(path), *describe_cells(every, failed)]
 
 
@@ -313,11 +304,10 @@ def _verdict(claim: Claim, differences: Differences) -> str:
 
 def _summary(tried: Mapping[str, Tried]) -> str:
     rows = [
-        (paper, f"[{experiment.name}](#{experiment.name})", claim.statement, _verdict(*pair))
+        (paper, f"[{experiment.name}](#{experiment.name})", pair[0].statement, _verdict(*pair))
         for paper, experiments in PAPERS.items()
         for experiment in experiments
         for pair in tried.get(experiment.name, ())
-        for claim in pair[:1]
     ]
     names = pandas.Index(["paper", "experiment", "claim", "verdict"])
     frame = pandas.DataFrame(rows, columns=names)
@@ -332,11 +322,10 @@ def _section(experiment: Experiment, tried: Tried, cells: pandas.DataFrame, pict
         {
             "source": claim.source, "claim": claim.statement, "reproduced if": claim.rule,
             "published": claim.published, "here": claim.ours,
-            "settings": "; ".join(differences) if differences
-            else ("not stated" if differences is None else "the paper's"),
-            "verdict": _verdict(claim, differences),
+            "settings": "not stated" if differs is None else "; ".join(differs) or "the paper's",
+            "verdict": _verdict(claim, differs),
         }
-        for claim, differences in tried
+        for claim, differs in tried
     ]  # fmt: skip
     frame = pandas.DataFrame(rows).set_index(["source", "claim", "reproduced if"])
     # Claims of one experiment may share a remark: it is said once.

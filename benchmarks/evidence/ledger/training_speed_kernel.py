@@ -188,9 +188,8 @@ def run_ntk(cell: Mapping[str, Any]) -> dict[str, Any]:
     """Evidence and training speed of GPs of a convolutional and a fully connected network.
 
     The points are images of digits, the targets 1 for even ones and -1 for odd ones. The kernels
-    are :func:`tangent_kernel`, of infinite width and
-    mean variance one; the mean is zero; noise .1. Nothing is fitted to the targets, but for
-    ``fitted``.
+    are :func:`tangent_kernel`, of infinite width and mean variance one; the mean is zero; noise .1.
+    Nothing is fitted to the targets, but for ``fitted``.
 
     Args:
         cell: ``data``, ``seed`` of the choice of points and of orders; ``network``, the

@@ -31,7 +31,6 @@ from benchmarks.evidence.ledger.claims import (
     with_error,
 )
 from benchmarks.evidence.training import image_source
-from gpclml.errors import UnknownNameError
 from gpclml.evaluation import learning_curve, log_marginal_likelihood
 from gpclml.evidence.sampling import Estimate, mean_estimate
 from gpclml.evidence.training_speed import (
@@ -89,12 +88,7 @@ def linear_models(
         seed: Of data and frequencies.
         num_points: Number of points.
         data: Images, ``"digits"`` or ``"mnist-test"``.
-
-    Raises:
-        UnknownNameError: No such problem.
     """
-    if problem not in PROBLEMS:
-        raise UnknownNameError("problem", problem, PROBLEMS)
     generator = torch.Generator().manual_seed(seed)
     if problem == "frequency":
         return _frequency_models(data, num_points, seed, generator)
@@ -269,9 +263,8 @@ def run_linear(cell: Mapping[str, Any]) -> dict[str, Any]:
     trains 20 draws.
 
     Args:
-        cell: ``problem``, ``seed``, ``data`` and ``num_points`` of
-            :func:`linear_models`; ``repeats`` of the
-            exact draws; ``steps`` of descent after each point, 0 for no descent.
+        cell: ``problem``, ``seed``, ``data`` and ``num_points`` of :func:`linear_models`;
+            ``repeats`` of the exact draws; ``steps`` of descent after each point, 0 for no descent.
 
     Returns:
         Over ``setting``, what the models differ in, in total nats: ``lml``; ``expected``, L in
@@ -661,8 +654,8 @@ def run_combination(cell: Mapping[str, Any]) -> dict[str, Any]:
     point follow one another, those here are a pass over the points apart.
 
     Args:
-        cell: ``problem``, ``seed``, ``num_points`` and ``data`` of
-            :func:`linear_models`; ``passes``.
+        cell: ``problem``, ``seed``, ``num_points`` and ``data`` of :func:`linear_models`;
+            ``passes``.
 
     Returns:
         Over ``setting``, what the models differ in: ``lml`` and ``expected``, L, in total nats;

@@ -80,8 +80,8 @@ def run_networks(cell: Mapping[str, Any]) -> dict[str, Any]:
         [network(name, *shape, CLASSES, cell["seed"]) for name in cell["architectures"]]
         for _ in range(2)
     )
-    speeds, parallel = _train(networks, data.train_x, data.train_y, cell)
-    joint_speeds, concurrent = _train(jointly, data.train_x, data.train_y, cell, joint=True)
+    speeds, parallel = _train(networks, data, cell, joint=False)
+    joint_speeds, concurrent = _train(jointly, data, cell, joint=True)
     with torch.no_grad():
         outputs = torch.stack([model(data.train_x) for model in networks], -1)
     # Outputs of trained networks are constants: only weights are trained.
@@ -107,17 +107,14 @@ def _tested(networks: Sequence[torch.nn.Module], data: Images) -> tuple[list[flo
 
 
 def _train(
-    networks: Sequence[torch.nn.Module],
-    x: Tensor,
-    y: Tensor,
-    cell: Mapping[str, Any],
-    joint: bool = False,
+    networks: Sequence[torch.nn.Module], data: Images, cell: Mapping[str, Any], joint: bool
 ) -> tuple[list[SumOfTrainingLosses], Tensor]:
     """Trains the networks in place, each by its own loss or all by that of their combination.
 
     Returns:
         What each lost on the way, and the weights.
     """
+    x, y = data.train_x, data.train_y
     speeds = [SumOfTrainingLosses() for _ in networks]
     parameters = [p for model in networks for p in model.parameters()]
     # In the combination a network's gradient has its weight, 1 / M at first, as a factor.
@@ -313,14 +310,11 @@ def _subnetworks_cells() -> list[dict[str, Any]]:
     sources = {"digits": 1000, image_source(): 1000}
     sources |= {data: num_train for data, num_train in _PARTS.items() if has_files(data)}
     return [
-        {
-            "data": data, "seed": seed, "lr": rate, "num_train": num_train, "epochs": _EPOCHS,
-            "every": 10,
-        }
-        for data, num_train in sorted(sources.items())
+        {"data": data, "seed": seed, "lr": rate, "num_train": n, "epochs": _EPOCHS, "every": 10}
+        for data, n in sorted(sources.items())
         for rate in _RATES
         for seed in range(_RUNS)
-    ]  # fmt: skip
+    ]
 
 
 def run_subnetworks(cell: Mapping[str, Any]) -> dict[str, Any]:
