@@ -127,9 +127,7 @@ def run_architecture(cell: Cell) -> dict[str, float]:
     }
 
 
-def _trained_ensemble(
-    x: Tensor, y: Tensor, cell: Cell
-) -> tuple[LaplaceMarginalLogLikelihood, Weights]:
+def _trained_ensemble(x: Tensor, y: Tensor, cell: Cell) -> tuple[Any, Weights]:
     """A network at its mode, and the weights of an ensemble in which it is the first.
 
     Every member has its own start and its own order of the points.
@@ -248,17 +246,8 @@ def run_size(cell: Cell) -> dict[str, float]:
 
 ESTIMATORS = (
     *((name, None, "random", "all") for name in STRUCTURES if name != "kernel"),
-    *(
-        ("kernel", size, partition, outputs)
-        for size in (10, 50, 150)
-        for partition in ("random", "class")
-        for outputs in ("all", "single", "column")
-    ),
-    *(
-        ("kronecker", size, "random", outputs)
-        for size in (50, 150)
-        for outputs in ("all", "single")
-    ),
+    *itertools.product(["kernel"], (10, 50, 150), ("random", "class"), ("all", "single", "column")),
+    *itertools.product(["kronecker"], (50, 150), ["random"], ("all", "single")),
     ("block", 150, "random", "all"),
     ("diagonal", 150, "random", "all"),
 )
@@ -281,13 +270,11 @@ def run_estimator(cell: Cell) -> dict[str, float]:
     """
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
     x, y = data.train_x, data.train_y
-    start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"])
-    start = start.to(cell["device"])
+    start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(x.device)
     trained(start, x, y, cell["precision"], cell["epochs"], cell["seed"])
     mll = objective(
         start, len(x), cell["precision"], "layer", STRUCTURES[cell["structure"]],
-        hessian=cell["hessian"],
-        outputs=cell["outputs"], seed=cell["seed"],
+        hessian=cell["hessian"], outputs=cell["outputs"], seed=cell["seed"],
     )  # fmt: skip
     generator = torch.Generator().manual_seed(cell["seed"])
     # No batch size means one batch with all points.
@@ -379,9 +366,8 @@ def run_search(cell: Cell) -> dict[str, float]:
         test points.
     """
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
-    start = network(cell["architecture"], *data.train_x.shape[1:3], CLASSES, cell["seed"])
-    start = start.to(cell["device"])
     x, y, precision = data.train_x, data.train_y, cell["precision"]
+    start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(x.device)
     steps = cell["epochs"], cell["seed"]
     if cell["by"] == "grid":
         mll = trained(start, x, y, precision, *steps)

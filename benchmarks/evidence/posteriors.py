@@ -15,10 +15,9 @@ import importlib.util
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -48,8 +47,7 @@ _LABELS = 100  # draws of all labels from predictions
 Pair = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class Points:
+class Points(NamedTuple):
     """Points with labels in a random order, and others that are of no such class by name."""
 
     x: Tensor

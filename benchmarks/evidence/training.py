@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
@@ -38,8 +37,7 @@ DATA = {
 _MOST_TEST = 2000
 
 
-@dataclass(frozen=True)
-class Images:
+class Images(NamedTuple):
     """Images of ten classes.
 
     Attributes:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
@@ -206,8 +205,12 @@ class _Run:
 _NUM_TEST = 500
 
 
-@dataclass(frozen=True)
-class LearnedBound:
+_FAMILIES = {
+    "diagonal": DiagonalFamily(), "rank-1": LowRankFamily(1, EPSILON), "full": FullFamily(),
+}  # fmt: skip
+
+
+class LearnedBound(NamedTuple):
     """A model whose hyperparameters have the largest bound of several runs.
 
     Attributes:
@@ -292,9 +295,6 @@ def learned_bound(
         num_features: Number R of features.
         drawn: Their weights and biases; None draws those of the seed.
     """
-    families = {
-        "diagonal": DiagonalFamily(), "rank-1": LowRankFamily(1, EPSILON), "full": FullFamily(),
-    }  # fmt: skip
     x, y = sine(np.random.RandomState(seed), NUM_DATA)
     test_x, test_y = sine(np.random.RandomState(1000 + seed), _NUM_TEST)
     weight, bias = drawn or drawn_features(torch.Generator().manual_seed(seed), num_features)
@@ -303,7 +303,7 @@ def learned_bound(
         features = RandomFourierFeatures(1, len(bias), weight=weight, bias=bias)
         model = BayesianLinearModel(x, y, features)
         mll = LinearEvidenceLowerBound(
-            model.likelihood, model, families[family], temperature=temperature
+            model.likelihood, model, _FAMILIES[family], temperature=temperature
         )
         history = fit_linear_bound(mll, steps=steps, lr=rate, empirical_bayes=empirical_bayes)
         with torch.no_grad():
@@ -314,7 +314,6 @@ def learned_bound(
     return max(runs, key=lambda run: run.bound)
 
 
-_FAMILIES = ("diagonal", "rank-1", "full")
 _KINDS = (*((name, False) for name in _FAMILIES), ("rank-1", True))  # prior variance learned
 _RATES = (0.1, 0.01, 0.001, 0.0001)
 _SOURCE = "Harvey and Hughes 2026"
@@ -507,7 +506,7 @@ def _sweep_cells() -> list[dict[str, Any]]:
         common | {"family": family, "number": number}
         # Small numbers first: the claims can be read before the large ones end.
         for several in (_NUMBERS[:9], _NUMBERS[9:])
-        for families in (_FAMILIES[:2], _FAMILIES[2:])
+        for families in (("diagonal", "rank-1"), ("full",))
         for number in several
         for family in families
     ]
@@ -647,16 +646,36 @@ def run_tempering(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tempering_claims(cells: pandas.DataFrame) -> Iterator[Claim]:
-    for family, figure, statement, score, sign in (
+    for family, figure, score, sign, statement, remark, doubt, digits in (
         (
-            "diagonal", "Figure 4",
+            "diagonal", "Figure 4", "q_rmse", -1,
             "Cold posteriors (T below 1, the likelihood weighted up) prevent the diagonal's "
-            "underfit.", "q_rmse", -1,
+            "underfit.",
+            "Triples are the learned noise deviation (that of the data is .1), and the RMSE and "
+            "log density of q at 500 test points, in nats per point. The log density of the "
+            "diagonal q falls all the same, because a colder q is narrower. Below T = 1/16 the "
+            "noise falls to zero and the model overfits. LML and ELBO at temperature one, which "
+            "do not depend on what q predicts, are largest at T = 1.",
+            "",
+            "The others are the paper's: below T = 1/16 the noise falls to zero, with it the "
+            "bound at temperature one without limit, and rounding decides where a run ends. What "
+            "is printed there is likely also of the mean of one epoch and the features of the "
+            "next, as for rank one. Tried with the two larger of the paper's learning rates and "
+            "with all four.",
         ),
         (
-            "rank-1", "Figure 5",
+            "rank-1", "Figure 5", "q_test", 1,
             "Warm posteriors (T above 1, the likelihood weighted down) prevent rank one's overfit.",
-            "q_test", 1,
+            "With rank one the noise and the density of q rise with each temperature, but at 256 "
+            "the noise is still a tenth of that of the data, so the overfit remains.",
+            "The paper's claim holds in part: each of its five temperatures lessens the overfit, "
+            "none removes it. Tried with the two larger of its learning rates and with all four.",
+            "The reason is the paper's, found in the authors' public code: what it prints is of "
+            "the mean of the best epoch and the features of the next. At T = 64 the best epoch is "
+            "early, where features still change (of that epoch alone: -6478.33 and -46.78). So "
+            "the LML agrees, and the ELBO has its size but depends on which of a thousand equally "
+            "good columns v a library finds. Tried with the best q and features of one epoch, and "
+            "by the steps of that code, each with all four of its learning rates.",
         ),
     ):  # fmt: skip
         published = _TEMPERED_FIGURES[family][1]
@@ -677,11 +696,11 @@ def _tempering_claims(cells: pandas.DataFrame) -> Iterator[Claim]:
                 (away.iloc[steps] < away.iloc[0]).all(), better.iloc[steps].all(),
                 (away < math.log(2)).any(),
             ),
-            remark=_REMARKS[score],
+            remark=remark,
             rule="noise nearer that of the data and a better fit by q (RMSE of an underfit, log "
             "density of an overfit) at the first two temperatures away from one, and noise within "
             "a factor of two of that of the data at some temperature",
-            doubt=_DOUBTS[score],
+            doubt=doubt,
         )  # fmt: skip
         # Of rank one by the steps of the authors' code.
         ours = rows["printed"].tolist() if family == "rank-1" else rows[["elbo", "lml"]].to_numpy()
@@ -693,27 +712,8 @@ def _tempering_claims(cells: pandas.DataFrame) -> Iterator[Claim]:
             _pairs(dict(zip(published, ours, strict=True))),
             graded(*same.flatten()),
             rule="all to the printed digits",
-            doubt=f"{same.sum()} of {same.size} figures agree. {_DIGITS_DOUBTS[family]}",
+            doubt=f"{same.sum()} of {same.size} figures agree. {digits}",
         )
-
-
-_REMARKS = {
-    "q_rmse": "Triples are the learned noise deviation (that of the data is .1), and the RMSE "
-    "and log density of q at 500 test points, in nats per point. The log density of the "
-    "diagonal q falls all the same, because a colder q is narrower. Below T = 1/16 the noise "
-    "falls to zero and the model overfits. LML and ELBO at temperature one, which do not depend "
-    "on what q predicts, are largest at T = 1.",
-    "q_test": "With rank one the noise and the density of q rise with each temperature, but at "
-    "256 the noise is still a tenth of that of the data, so the overfit remains.",
-}
-
-
-_DOUBTS = {
-    "q_rmse": "",
-    "q_test": "The paper's claim holds in part: each of its five temperatures lessens the "
-    "overfit, none removes it. Tried with the two larger of its learning rates and with all "
-    "four.",
-}
 
 
 def _density(value: float) -> str:
@@ -722,20 +722,6 @@ def _density(value: float) -> str:
 
 def _pairs(values: Mapping[Any, Any]) -> str:
     return "; ".join(f"T={t:g}: {elbo:.2f}, {lml:.2f}" for t, (elbo, lml) in values.items())
-
-
-_DIGITS_DOUBTS = {
-    "diagonal": "The others are the paper's: below T = 1/16 the noise falls to zero, with it the "
-    "bound at temperature one without limit, and rounding decides where a run ends. What is "
-    "printed there is likely also of the mean of one epoch and the features of the next, as for "
-    "rank one. Tried with the two larger of the paper's learning rates and with all four.",
-    "rank-1": "The reason is the paper's, found in the authors' public code: what it prints is of "
-    "the mean of the best epoch and the features of the next. At T = 64 the best epoch is early, "
-    "where features still change (of that epoch alone: -6478.33 and -46.78). So the LML agrees, "
-    "and the ELBO has its size but depends on which of a thousand equally good columns v a library "
-    "finds. Tried with the best q and features of one epoch, and by the steps of that code, each "
-    "with all four of its learning rates.",
-}
 
 
 def _draw_tempering(cells: pandas.DataFrame, figure: Figure) -> None:
@@ -839,7 +825,9 @@ def _importance_claims(cells: pandas.DataFrame) -> Iterator[Claim]:
         kind="question",
     )
 
-    diagonal, rank = (array(cells[cells["family"] == n]["bound"])[:, -1] for n in _FAMILIES[:2])
+    diagonal, rank = (
+        array(cells[cells["family"] == n]["bound"])[:, -1] for n in ("diagonal", "rank-1")
+    )
     gap = rank - diagonal
     yield _importance_claim(
         "Importance weights leave the bound's preference for the underfit as it is.",

@@ -355,9 +355,7 @@ def _order(sweep: str, estimates: _Estimates) -> tuple[str, bool]:
     return text, (full >= block - 1e-3).all() and (block >= diagonal - 1e-3).all()
 
 
-def _share_gaps(
-    sweep: str, estimates: _Estimates, structure: str, outputs: str
-) -> tuple[str, bool, NDArray[np.float64]]:
+def _share_gaps(sweep: str, estimates: _Estimates, structure: str, outputs: str) -> tuple:
     """Mean gaps to the full evidence by share of the points, whether they fall, and the curves."""
     shares = (*_FRACTIONS, 1.0)
     curves = np.stack([estimates[f"{structure}, {share:g}, random, {outputs}"] for share in shares])

@@ -65,9 +65,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         rows = rows[rows["kernel"] == "deep-bottleneck"]
     columns = [name for name in _COLUMNS[cell["benchmark"]] if name in rows]
     values = rows[columns].astype(object).where(rows[columns].notna(), None)
-    return {name: values[name].tolist() for name in columns} | {
-        "num_seeds": int(rows["seed"].nunique())
-    }
+    return values.to_dict("list") | {"num_seeds": int(rows["seed"].nunique())}
 
 
 def _rows(cells: pandas.DataFrame, name: str) -> pandas.DataFrame:

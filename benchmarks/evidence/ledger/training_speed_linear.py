@@ -10,7 +10,6 @@ import numpy as np
 import pandas
 import torch
 from gpytorch.models import ExactGP
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.stats import rankdata
@@ -494,7 +493,20 @@ def _draw_linear(cells: pandas.DataFrame, figure: Figure) -> None:
     few, many = cells[cells["steps"] > 0], cells[cells["steps"] == 0]
     axes = figure.subplots(1, len(PROBLEMS) + 2)
     for panel, problem in zip(axes, PROBLEMS, strict=False):
-        _draw_problem(panel, many[many["problem"] == problem], problem)
+        some = many[many["problem"] == problem]
+        n, setting, lowest = some["num_points"].iloc[0], some["setting"].iloc[0], []
+        for name, label in {"lml": "LML", **_NAMES}.items():
+            if name in some and some[name].notna().all():
+                mean, style = (array(some[name]) / n).mean(0), "--" if name == "descent" else "-"
+                panel.plot(setting, mean, style, marker=".", label=label)
+                # Widest priors have so little evidence that they would hide all others.
+                lowest.append(float(np.median(mean)))
+        top = max(array(some["lml"]).mean(0)) / n
+        differ = "features, one prior" if "one prior" in problem else PROBLEMS[problem]
+        low = top - 2.5 * (top - min(lowest)) - 0.2
+        panel.set(xlabel=f"{differ}, n = {n:g}", ylim=(low, top + 0.2))
+        if problem in ("variance", "frequency"):
+            panel.set_xscale("log", base=2)
     axes[0].set_ylabel("nats a point")
     axes[0].legend(fontsize=9)
     for name, label in (("gap", "exact draws"), ("gap_descent", "descent")):
@@ -508,23 +520,6 @@ def _draw_linear(cells: pandas.DataFrame, figure: Figure) -> None:
         axes[-1].plot(range(1, len(mean) + 1), mean, label=label)
     axes[-1].set(xlabel="point (one prior, best model)", ylabel="change by the point, nats")
     axes[-1].legend(fontsize=9)
-
-
-def _draw_problem(axes: Axes, cells: pandas.DataFrame, problem: str) -> None:
-    n = cells["num_points"].iloc[0]
-    setting = cells["setting"].iloc[0]
-    lowest = []
-    for name, label in {"lml": "LML", **_NAMES}.items():
-        if name in cells and cells[name].notna().all():
-            mean = (array(cells[name]) / n).mean(0)
-            axes.plot(setting, mean, "--" if name == "descent" else "-", marker=".", label=label)
-            # Widest priors have so little evidence that they would hide all others.
-            lowest.append(float(np.median(mean)))
-    top = max(array(cells["lml"]).mean(0)) / n
-    differ = "features, one prior" if "one prior" in problem else PROBLEMS[problem]
-    axes.set(xlabel=f"{differ}, n = {n:g}", ylim=(top - 2.5 * (top - min(lowest)) - 0.2, top + 0.2))
-    if problem in ("variance", "frequency"):
-        axes.set_xscale("log", base=2)
 
 
 LINEAR = Experiment(
