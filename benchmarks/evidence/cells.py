@@ -115,10 +115,8 @@ def run_architecture(cell: Cell) -> dict[str, float]:
     for label, draws in _averaged(whole, (x, y), ensemble, cell).items():
         outputs = sampled_outputs(model, draws, data.test_x)
         scores |= predictive_scores(whole, outputs, data.test_y, label)
-    start = _started(cell, x, cell["seed"])
-    online = trained_online(
-        start, x, y, cell["precision"], "layer", cell["epochs"], cell["seed"], cell["lr"]
-    )
+    start = _started(cell, x)
+    online = trained_online(start, x, y, cell, "layer")
     return {
         **scores,
         "lml_online": float(evidence_of_all(online, x, y)().detach()),
@@ -133,19 +131,16 @@ def _trained_ensemble(x: Tensor, y: Tensor, cell: Cell) -> tuple[Any, Weights]:
     Every member has its own start and its own order of the points.
     """
     seeds = [cell["seed"] + _SEED_STEP * member for member in range(cell["members"])]
-    members = [
-        trained(_started(cell, x, seed), x, y, cell["precision"], cell["epochs"], seed, cell["lr"])
-        for seed in seeds
-    ]
+    cells = [{**cell, "seed": seed} for seed in seeds]
+    members = [trained(_started(member, x), x, y, member) for member in cells]
     # One tensor a parameter, members along its first axis, as draws of a posterior are.
     weights = torch.func.stack_module_state([member.model.network for member in members])[0]
     return members[0], {name: draws.detach() for name, draws in weights.items()}
 
 
-def _started(cell: Cell, x: Tensor, seed: int) -> torch.nn.Module:
+def _started(cell: Cell, x: Tensor) -> torch.nn.Module:
     """A network for images; its convolutions are up to twice as fast with channels last."""
-    channels, size = x.shape[1:3]
-    start = network(cell["architecture"], channels, size, CLASSES, seed).to(x.device)
+    start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(x.device)
     return start.to(memory_format=torch.channels_last)
 
 
@@ -225,10 +220,10 @@ def run_size(cell: Cell) -> dict[str, float]:
     data = images(cell["data"], cell["num_pool"], cell["seed"], cell["device"])
     n = cell["num_train"]
     x, y = data.train_x[:n], data.train_y[:n]
-    start = _started(cell, x, cell["seed"])
+    start = _started(cell, x)
     # As many steps with few points as with many.
     epochs = max(1, cell["steps"] * 100 // max(n, 100))
-    mll = trained(start, x, y, cell["precision"], epochs, cell["seed"], cell["lr"])
+    mll = trained(start, x, y, {**cell, "epochs": epochs})
     next_x, next_y = data.train_x[n : 2 * n], data.train_y[n : 2 * n]
     following = {}
     # The last size has no next n points.
@@ -271,7 +266,7 @@ def run_estimator(cell: Cell) -> dict[str, float]:
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
     x, y = data.train_x, data.train_y
     start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(x.device)
-    trained(start, x, y, cell["precision"], cell["epochs"], cell["seed"])
+    trained(start, x, y, cell)
     mll = objective(
         start, len(x), cell["precision"], "layer", STRUCTURES[cell["structure"]],
         hessian=cell["hessian"], outputs=cell["outputs"], seed=cell["seed"],
@@ -366,14 +361,13 @@ def run_search(cell: Cell) -> dict[str, float]:
         test points.
     """
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
-    x, y, precision = data.train_x, data.train_y, cell["precision"]
+    x, y = data.train_x, data.train_y
     start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(x.device)
-    steps = cell["epochs"], cell["seed"]
     if cell["by"] == "grid":
-        mll = trained(start, x, y, precision, *steps)
+        mll = trained(start, x, y, cell)
     else:
         # The precision is only the start of those that are learned.
-        mll = trained_online(start, x, y, precision, cell["by"], *steps)
+        mll = trained_online(start, x, y, cell, cell["by"])
     precisions = mll.model.prior.log_precision.detach().exp()
     return {
         "evidence": float(evidence_of_all(mll, x, y)().detach()),
@@ -405,7 +399,7 @@ def run_invariance(cell: Cell) -> dict[str, float]:
     test_x = rotated(data.test_x, largest, cell["seed"] + 1)
     plain = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(cell["device"])
     if cell["invariance"] == "none":
-        mll = trained(plain, x, data.train_y, cell["precision"], cell["epochs"], cell["seed"])
+        mll = trained(plain, x, data.train_y, cell)
         return mode_scores(mll, test_x, data.test_y, "map")
     averaged = AveragedNetwork(plain)
     augmentation = AffineAugmentation({"rotation": 0.2}, _SAMPLES, cell["seed"]).to(cell["device"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
@@ -259,7 +260,7 @@ def objective(
     network: torch.nn.Module,
     num_data: int,
     precision: float,
-    by: Literal["network", "layer", "parameter"] = "network",
+    by: Any = "network",
     curvature: Any = STRUCTURES["kronecker"],
     augmentation: torch.nn.Module | None = None,
     **options: Any,
@@ -283,40 +284,33 @@ def objective(
 
 
 def trained(
-    network: torch.nn.Module,
-    x: Tensor,
-    y: Tensor,
-    precision: float,
-    epochs: int,
-    seed: int,
-    lr: float = 3e-3,
+    network: torch.nn.Module, x: Tensor, y: Tensor, cell: Mapping[str, Any]
 ) -> LaplaceMarginalLogLikelihood:
-    """A network at its mode under a prior; in eval mode."""
-    mll = objective(network, len(x), precision)
+    """A network at its mode under a prior; in eval mode.
+
+    The cell has the ``precision``, ``epochs``, the ``seed`` of the order of the points, and the
+    learning rate ``lr`` where it is not .003.
+    """
+    mll, lr = objective(network, len(x), cell["precision"]), cell.get("lr", 3e-3)
     fit_map(
-        mll, x, y, epochs=epochs, batch_size=100, lr=lr, final_lr=lr / 100, seed=seed,
-        progress=False,
+        mll, x, y, epochs=cell["epochs"], batch_size=100, lr=lr, final_lr=lr / 100,
+        seed=cell["seed"], progress=False,
     )  # fmt: skip
     network.eval()
     return mll
 
 
 def trained_online(
-    network: torch.nn.Module,
-    x: Tensor,
-    y: Tensor,
-    precision: float,
-    by: Literal["network", "layer"],
-    epochs: int,
-    seed: int,
-    lr: float = 3e-3,
+    network: torch.nn.Module, x: Tensor, y: Tensor, cell: Mapping[str, Any], by: str
 ) -> LaplaceMarginalLogLikelihood:
     """A network whose precisions, from one start, are learned by the evidence; in eval mode.
 
     They are updated ten times at most in the epochs, each after several. Half as many epochs
-    follow at the precisions that were best, at a third of the learning rate.
+    follow at the precisions that were best, at a third of the learning rate. The cell is as for
+    :func:`trained`; ``by`` says which groups of weights have a precision.
     """
-    mll = objective(network, len(x), precision, by)
+    mll, lr = objective(network, len(x), cell["precision"], by), cell.get("lr", 3e-3)
+    epochs, seed = cell["epochs"], cell["seed"]
     fit_online(
         mll, x, y, epochs=epochs, batch_size=100, lr=lr, burn_in=min(5, epochs - 1),
         every=max(5, epochs // 10), hyper_steps=50, seed=seed, progress=False,

@@ -187,7 +187,8 @@ def test_residual_network_is_trained():
     data = images("digits", 1000, 1)
     x, y = data.train_x, data.train_y
     start = network("resnet-8x1", x.shape[1], x.shape[-1], CLASSES, 1)
-    trained(start, x, y, 0.1, 50, 1, lr=learning_rate("resnet-8x1"))
+    cell = {"precision": 0.1, "epochs": 50, "seed": 1, "lr": learning_rate("resnet-8x1")}
+    trained(start, x, y, cell)
     assert (outputs_at(start, x).argmax(-1) == y).double().mean() > 0.9
 
 

@@ -140,7 +140,8 @@ def test_the_verdict_on_tempering_is_of_q_and_its_noise(noise, rmse, verdict):
 
 @pytest.mark.slow
 def test_a_cold_posterior_finds_the_noise():
-    learned = learned_bound("diagonal", 0, 1000, [0.1], temperature=1 / 16)
+    cold = {"family": "diagonal", "temperature": 1 / 16}
+    learned = learned_bound({"seed": 0, "steps": 1000, "rates": [0.1]} | cold)
     scores = learned.scores() | learned.scores_of_q()
     assert scores["noise"] == pytest.approx(0.123, abs=5e-4)
     assert scores["q_rmse"] == pytest.approx(0.434, abs=5e-4)
@@ -154,12 +155,13 @@ def test_the_authors_steps_start_from_the_same_bound():
     run = _Run(x, y, drawn)
     run.update(1.0)
     bound = float(run.bound(1.0).detach())
-    assert bound == pytest.approx(learned_bound("rank-1", 0, 1, [0.1]).bound, abs=1e-6)
+    learned = learned_bound({"family": "rank-1", "seed": 0, "steps": 1, "rates": [0.1]})
+    assert bound == pytest.approx(learned.bound, abs=1e-6)
 
 
 @pytest.mark.slow
 def test_what_is_printed_is_of_the_features_after_the_best_epoch():
-    printed = published_run(2, 1000, [0.1], temperature=64.0)
+    printed = published_run({"seed": 2, "steps": 1000, "rates": [0.1], "temperature": 64.0})
     assert printed["lml"] == pytest.approx(-47.53, abs=0.01)
     assert printed["elbo"] < -6e4  # of the best epoch itself -6478
 

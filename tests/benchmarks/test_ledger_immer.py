@@ -78,7 +78,7 @@ def test_hyperparameters_learned_online_raise_the_evidence():
     x, y = standardized_curve()
     networks = Networks([0, 0], x.expand(2, -1, -1), y.expand(2, -1), 300)
     mlls = [objective(network, len(y), by="network", precision=10.0) for network in networks.single]
-    history = train_online(networks, mlls, every=10)
+    history = train_online(networks, mlls, {"every": 10})
     assert np.allclose(history[0], history[1], atol=1e-3)
     assert history[0][-1] > history[0][0] + 0.1
     kept = mlls[0].evidence_of(networks.x[0], networks.y[0])()
@@ -105,7 +105,8 @@ def test_the_verdict_on_depths_is_of_raw_inputs(errors, verdict):
         for depth, error in zip((1, 3), errors, strict=True)
         for seed in range(3)
     ]  # fmt: skip
-    assert online_curve._depths(pandas.DataFrame(rows)).verdict == verdict
+    cells = pandas.DataFrame(rows).assign(start=1, held=0)
+    assert next(iter(online_curve.EXPERIMENT.claims(cells))).verdict == verdict
 
 
 def cells_of_uci(nlls: dict[str, float], data: str = "yacht") -> pandas.DataFrame:

@@ -235,7 +235,8 @@ def _finite_kernel(x, width, pooled):
 
 
 def test_importance_weights_of_the_exact_posterior_are_the_evidence():
-    learned = learned_bound("full", 0, 3, [0.1], num_features=30)
+    cell = {"family": "full", "seed": 0, "steps": 3, "rates": [0.1], "num_features": 30}
+    learned = learned_bound(cell)
     weights = elbo._log_weights(learned, 5, torch.Generator().manual_seed(0))
     assert weights.tolist() == pytest.approx([learned.scores()["lml"]] * 5, abs=1e-6)
 

@@ -35,7 +35,8 @@ def sine_bound(family, num_features):
     ],
 )
 def test_published_figures(family, lr):
-    scores = learned_bound(family, 0, 1000, [lr]).scores()
+    cell = {"family": family, "seed": 0, "steps": 1000, "rates": [lr]}
+    scores = learned_bound(cell).scores()
     for name, figure in zip(elbo._NAMES, elbo._SEED_FIGURES[family], strict=True):
         digits = 6e-8 if 0 < figure < 1e-3 else 6e-5
         assert scores[name] == pytest.approx(figure, rel=0, abs=digits)
@@ -43,7 +44,8 @@ def test_published_figures(family, lr):
 
 @pytest.mark.slow
 def test_a_published_temperature():
-    learned = learned_bound("diagonal", 0, 1000, [0.1], temperature=0.25)
+    cell = {"family": "diagonal", "seed": 0, "steps": 1000, "rates": [0.1], "temperature": 0.25}
+    learned = learned_bound(cell)
     assert learned.bound_at_one == pytest.approx(-29.2296, abs=1e-3)
     assert log_marginal_likelihood(learned.model).item() == pytest.approx(-19.4402, abs=1e-3)
 

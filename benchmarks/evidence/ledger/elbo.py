@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -112,27 +112,17 @@ def drawn_features(generator: torch.Generator, count: int) -> tuple[Tensor, Tens
     return weight, 2 * math.pi * torch.rand(count, generator=generator, dtype=torch.float64)
 
 
-def published_run(
-    seed: int, steps: int, rates: Sequence[float], temperature: float
-) -> dict[str, float]:
-    """Rank one by the steps of the authors' public code.
+def published_run(cell: Mapping[str, Any]) -> dict[str, float]:
+    """Rank one by the steps of the authors' public code, for a cell as of :func:`run_tempering`.
 
     What their figures print is of the mean and the noise of the best epoch, with the
-    hyperparameters after the step of Adam that ends it.
-
-    Args:
-        seed: Of the data and the features.
-        steps: Number of epochs.
-        rates: Learning rates, tried one after the other.
-        temperature: Of the bound.
-
-    Returns:
-        ``elbo`` at temperature one and ``lml``.
+    hyperparameters after the step of Adam that ends it: ``elbo`` at temperature one and ``lml``.
     """
+    seed, steps, temperature = cell["seed"], cell["steps"], cell["temperature"]
     x, y = sine(np.random.RandomState(seed), NUM_DATA)
     drawn = drawn_features(torch.Generator().manual_seed(seed), NUM_FEATURES)
     largest, best = -math.inf, dict[str, float]()
-    for rate in rates:
+    for rate in cell["rates"]:
         run = _Run(x, y, drawn)
         optimizer = torch.optim.Adam([run.raw], lr=rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -200,9 +190,6 @@ class _Run:
         K = phi @ phi.T + self.noise * torch.eye(len(self.y), dtype=torch.float64)
         evidence = torch.distributions.MultivariateNormal(torch.zeros_like(self.y), K)
         return {"elbo": float(self.bound(1.0)), "lml": float(evidence.log_prob(self.y))}
-
-
-_NUM_TEST = 500
 
 
 _FAMILIES = {
@@ -273,39 +260,29 @@ class LearnedBound(NamedTuple):
 
 
 def learned_bound(
-    family: str,
-    seed: int,
-    steps: int,
-    rates: Sequence[float],
-    temperature: float = 1.0,
-    empirical_bayes: bool = False,
-    num_features: int = NUM_FEATURES,
-    drawn: tuple[Tensor, Tensor] | None = None,
+    cell: Mapping[str, Any], drawn: tuple[Tensor, Tensor] | None = None
 ) -> LearnedBound:
     """Hyperparameters by coordinate ascent, of the best of several learning rates.
 
     Args:
-        family: ``"diagonal"``, ``"rank-1"`` or ``"full"``.
-        seed: Of the data, :math:`y = sin(3 x) + .1 e` with x and e standard normal, and of the
-            features.
-        steps: Of each run.
-        rates: Learning rates of Adam.
-        temperature: Of the bound.
-        empirical_bayes: Whether the prior variance is learned as well.
-        num_features: Number R of features.
-        drawn: Their weights and biases; None draws those of the seed.
+        cell: ``family``, ``"diagonal"``, ``"rank-1"`` or ``"full"``; ``seed`` of the data,
+            :math:`y = sin(3 x) + .1 e` with x and e standard normal, and of the features;
+            ``steps`` of each run; ``rates`` of Adam. It may have the ``temperature`` of the bound,
+            ``empirical_bayes``, whether the prior variance is learned too, and ``num_features``.
+        drawn: Weights and biases of the features; None draws those of the seed.
     """
+    seed, number = cell["seed"], cell.get("num_features", NUM_FEATURES)
     x, y = sine(np.random.RandomState(seed), NUM_DATA)
-    test_x, test_y = sine(np.random.RandomState(1000 + seed), _NUM_TEST)
-    weight, bias = drawn or drawn_features(torch.Generator().manual_seed(seed), num_features)
+    test_x, test_y = sine(np.random.RandomState(1000 + seed), 500)
+    weight, bias = drawn or drawn_features(torch.Generator().manual_seed(seed), number)
+    options = {"steps": cell["steps"], "empirical_bayes": cell.get("empirical_bayes", False)}
+    family, temperature = _FAMILIES[cell["family"]], cell.get("temperature", 1.0)
     runs = []
-    for rate in rates:
+    for rate in cell["rates"]:
         features = RandomFourierFeatures(1, len(bias), weight=weight, bias=bias)
         model = BayesianLinearModel(x, y, features)
-        mll = LinearEvidenceLowerBound(
-            model.likelihood, model, _FAMILIES[family], temperature=temperature
-        )
-        history = fit_linear_bound(mll, steps=steps, lr=rate, empirical_bayes=empirical_bayes)
+        mll = LinearEvidenceLowerBound(model.likelihood, model, family, temperature=temperature)
+        history = fit_linear_bound(mll, lr=rate, **options)
         with torch.no_grad():
             untempered = float(mll.at_temperature(1.0, model(x), y))
         bounds = (NUM_DATA * max(history), NUM_DATA * untempered)
@@ -338,10 +315,7 @@ def run_families(cell: Mapping[str, Any]) -> dict[str, Any]:
         Those of :meth:`LearnedBound.scores`; for seed 0 the predictive ``mean`` and ``deviation``
         on a ``grid``, with the points ``x`` and ``y``.
     """
-    learned = learned_bound(
-        cell["family"], cell["seed"], cell["steps"], cell["rates"],
-        empirical_bayes=cell["empirical_bayes"],
-    )  # fmt: skip
+    learned = learned_bound(cell)
     scores: dict[str, Any] = {**learned.scores()}
     if cell["seed"] == 0:
         grid = torch.linspace(-3, 3, 301, dtype=torch.float64)
@@ -362,27 +336,26 @@ def _rows(cells: pandas.DataFrame, family: str, learned: bool = False) -> pandas
     return chosen.set_index("seed").sort_index()
 
 
-def _seed_digits(name: str, rows: pandas.DataFrame) -> Claim:
-    ours, published = [float(rows.loc[0, key]) for key in _NAMES], _SEED_FIGURES[name]
-    same = [
-        abs(value - digits) <= 5.5e-5 * max(1.0, abs(digits) / 1000) if abs(digits) > 1e-3
-        else abs(value / digits - 1) < 1e-3
-        for value, digits in zip(ours, published, strict=True)
-    ]  # fmt: skip
-    return Claim(
-        f"{_SOURCE}, Figure 1",
-        "Seed 0, by family: noise deviation, lengthscale, amplitude, ELBO, LML.",
-        ", ".join(f"{value:g}" for value in published),
-        ", ".join(f"{value:.{4 if abs(value) > 1e-3 else 7}f}" for value in ours),
-        graded(*same),
-        rule="all printed digits",
-    )
-
-
 def _families_claims(cells: pandas.DataFrame) -> Iterator[Claim]:
     rows = {name: _rows(cells, name) for name in _FAMILIES}
     learned = _rows(cells, "rank-1", learned=True)
-    yield together({name: _seed_digits(name, rows[name]) for name in rows})
+    digits = {}
+    for name, published in _SEED_FIGURES.items():
+        ours = [float(rows[name].loc[0, key]) for key in _NAMES]
+        same = [
+            abs(value - figure) <= 5.5e-5 * max(1.0, abs(figure) / 1000) if abs(figure) > 1e-3
+            else abs(value / figure - 1) < 1e-3
+            for value, figure in zip(ours, published, strict=True)
+        ]  # fmt: skip
+        digits[name] = Claim(
+            f"{_SOURCE}, Figure 1",
+            "Seed 0, by family: noise deviation, lengthscale, amplitude, ELBO, LML.",
+            ", ".join(f"{value:g}" for value in published),
+            ", ".join(f"{value:.{4 if abs(value) > 1e-3 else 7}f}" for value in ours),
+            graded(*same),
+            rule="all printed digits",
+        )
+    yield together(digits)
 
     noise = {name: some["noise"].tolist() for name, some in rows.items()}
     seed_noises = "; ".join(
@@ -532,10 +505,7 @@ def run_sweep(cell: Mapping[str, Any]) -> dict[str, Any]:
             # The second draw is the one that the authors' code throws away.
             drawn, _ = drawn_features(generator, number), drawn_features(generator, number)
             if number == cell["number"]:
-                learned = learned_bound(
-                    cell["family"], cell["seed"], cell["steps"], cell["rates"], drawn=drawn
-                )
-                rows.append(learned.scores())
+                rows.append(learned_bound(cell, drawn).scores())
     return {name: [row[name] for row in rows] for name in ("elbo", "lml", "noise")}
 
 
@@ -636,11 +606,10 @@ def run_tempering(cell: Mapping[str, Any]) -> dict[str, Any]:
         Those of :meth:`LearnedBound.scores` and :meth:`LearnedBound.scores_of_q`; of rank one
         ``printed``, the ELBO and the LML of :func:`published_run`.
     """
-    setting = cell["seed"], cell["steps"], cell["rates"], cell["temperature"]
-    learned = learned_bound(cell["family"], *setting)
+    learned = learned_bound(cell)
     scores: dict[str, Any] = {**learned.scores(), **learned.scores_of_q()}
     if cell["family"] == "rank-1":
-        printed = published_run(*setting)
+        printed = published_run(cell)
         scores["printed"] = [printed["elbo"], printed["lml"]]
     return scores
 
@@ -766,10 +735,7 @@ def run_importance(cell: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         ``elbo`` and ``lml``, and over K = 1, 2, 4, ... ``bound`` with ``error``; nats in all.
     """
-    learned = learned_bound(
-        cell["family"], cell["seed"], cell["steps"], cell["rates"],
-        num_features=cell["num_features"],
-    )  # fmt: skip
+    learned = learned_bound(cell)
     scores = learned.scores()
     generator = torch.Generator().manual_seed(cell["seed"])
     weights = [_log_weights(learned, cell["draws"], generator) for _ in range(cell["repeats"])]

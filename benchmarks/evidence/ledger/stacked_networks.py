@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -159,25 +159,20 @@ def function_variance(
 
 
 def train_online(
-    networks: Networks,
-    mlls: Sequence[LaplaceMarginalLogLikelihood],
-    every: int = 50,
-    burn_in: int = _BURN_IN,
-    rate: float = 0.1,
+    networks: Networks, mlls: Sequence[LaplaceMarginalLogLikelihood], cell: Mapping[str, Any]
 ) -> list[list[float]]:
     """Trains weights, and hyperparameters on the evidence of all points now and then.
 
-    From the epoch that ends the burn-in, every so many, precisions and noise of each network make
-    a step of Adam on its evidence. Each is kept as it was at its largest.
+    From the epoch that ends the ``burn_in``, ``every`` so many, precisions and noise of each
+    network make a step of Adam, at its ``rate``, on its evidence. Each is kept as it was at its
+    largest. Where the cell does not say, these are 100, 50 and .1.
 
     Returns:
         The evidence of each network before these steps, in nats a point.
     """
-    hyper = [
-        torch.optim.Adam([mll.model.prior.log_precision,
-                          *mll.likelihood.parameters()], lr=rate)
-        for mll in mlls
-    ]  # fmt: skip
+    every, burn_in = cell.get("every", 50), cell.get("burn_in", _BURN_IN)
+    groups = [[mll.model.prior.log_precision, *mll.likelihood.parameters()] for mll in mlls]
+    hyper = [torch.optim.Adam(group, lr=cell.get("rate", 0.1)) for group in groups]
     best: list[Any] = [None] * len(mlls)
     history: list[list[float]] = [[] for _ in mlls]
     noise, precisions = _hyperparameters(networks, mlls)

@@ -95,16 +95,13 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         their variance, and ``evidence`` of training points.
     """
     splits = [_split(cell["dataset"], k) for k in range(cell["splits"])]
-    steps = cell["epochs"], cell.get("batch_size")
     if cell["method"] == "cv":
-        trained = _validated(splits, *steps)
+        trained = _validated(splits, cell)
     else:
-        rates = {"rates": (cell["rate"], cell["rate"])} if "rate" in cell else {}
-        networks = _stack(splits, *steps, **rates)
+        networks = _stack(splits, cell)
         n = networks.x.shape[1]
         trained = [objective(network, n, cell["method"]) for network in networks.single]
-        often = cell.get("every", 50), cell.get("burn_in", 100)
-        train_online(networks, trained, *often, cell.get("rate", 0.1))
+        train_online(networks, trained, cell)
     results = list(map(_scores, splits, trained))
     return {name: [result[name] for result in results] for name in results[0]}
 
@@ -124,15 +121,14 @@ def _split(name: str, k: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _stack(
-    splits: list[dict[str, Any]], epochs: int, batch_size: int | None, **rates: Any
-) -> Networks:
+def _stack(splits: list[dict[str, Any]], cell: Mapping[str, Any]) -> Networks:
     x, y = (torch.stack([split_data[name] for split_data in splits]) for name in _TRAIN)
     seeds = [split_data["seed"] for split_data in splits]
-    return Networks(seeds, x, y, epochs, batch_size=batch_size, **rates)
+    rates = {"rates": (cell["rate"], cell["rate"])} if "rate" in cell else {}
+    return Networks(seeds, x, y, cell["epochs"], cell.get("batch_size"), **rates)
 
 
-def _validated(splits: list[dict[str, Any]], *steps: Any) -> list[Any]:
+def _validated(splits: list[dict[str, Any]], cell: Mapping[str, Any]) -> list[Any]:
     """Objectives for each split by the best precision for modes, and for the posterior."""
     held = len(splits[0]["train_y"]) // 10
     inner = []
@@ -143,7 +139,7 @@ def _validated(splits: list[dict[str, Any]], *steps: Any) -> list[Any]:
         points = {"train_x": x[held:], "train_y": y[held:], "test_x": x[:held], "test_y": y[:held]}
         # One stack trains every precision of every split.
         inner += [split_data | points] * len(_DELTAS)
-    mlls = _trained_at(inner, [*_DELTAS] * len(splits), *steps)
+    mlls = _trained_at(inner, [*_DELTAS] * len(splits), cell)
     scores = pandas.DataFrame(map(_scores, inner, mlls))
 
     def best(score: str) -> tuple[list[float], list[float]]:
@@ -153,16 +149,14 @@ def _validated(splits: list[dict[str, Any]], *steps: Any) -> list[Any]:
     # Modes choose by their error, posteriors by their density.
     deltas, errors = best("error")
     # The noise of a mode is what it errs by on points that it has not seen.
-    modes = _trained_at(splits, deltas, *steps, noise=errors)
-    posteriors = _trained_at(splits, best("nll_laplace")[0], *steps)
+    modes = _trained_at(splits, deltas, cell, errors)
+    posteriors = _trained_at(splits, best("nll_laplace")[0], cell)
     return list(zip(modes, posteriors, strict=True))
 
 
-def _trained_at(
-    splits: list[dict[str, Any]], deltas: list[float], *steps: Any, noise: Any = None
-) -> list[Any]:
+def _trained_at(splits: list, deltas: list[float], cell: Any, noise: Any = None) -> list[Any]:
     """Trained objectives whose noise is given, or is the error in training."""
-    networks = _stack(splits, *steps)
+    networks = _stack(splits, cell)
     trained = train_fixed(networks, deltas)
     return [
         objective(network, networks.x.shape[1], "full", "network", *others)
