@@ -1,25 +1,34 @@
-"""What the cells of each study compute: networks on images and UCI sets, by the evidence."""
+"""The studies: their cells, checked before any is computed, and what each cell computes."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor
 
+from benchmarks._options import check_device, check_known, check_positive
 from benchmarks.data import load, split
 from benchmarks.evidence.invariances import AffineAugmentation, AveragedNetwork
 from benchmarks.evidence.training import (
+    ARCHITECTURES,
     CLASSES,
+    DATA,
     STRUCTURES,
     Images,
     evidence_of_all,
     images,
+    learning_rate,
+    mode_scores,
     network,
     objective,
     outputs_at,
@@ -30,7 +39,6 @@ from benchmarks.evidence.training import (
 )
 from gpclml.conditioning import partition_at_random, partition_by_class
 from gpclml.curvature import FunctionSpace, GaussianWeightPrior
-from gpclml.errors import UnknownNameError
 from gpclml.evaluation.calibration import fit_temperature
 from gpclml.evidence.sampling import (
     estimate_conditional_log_density,
@@ -47,13 +55,15 @@ from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork, Standardizer
 
+Cell, Weights, Pair = Mapping[str, Any], Mapping[str, Tensor], tuple[Tensor, Tensor]
+
 _DRAWS = 100
 _TEST_DRAWS = 30
 _SEED_STEP = 1000  # so that no two cells of a study share a start
 _SGLD: dict[str, Any] = {"count": 10, "epochs": 10, "batch_size": 100}
 
 
-def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
+def run_architecture(cell: Cell) -> dict[str, float]:
     """Scores of a network on its training points, and what it reaches on others.
 
     The LML is of a network that is trained on all points. The CLML is of one that is trained on
@@ -79,50 +89,71 @@ def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
         density and calibration error; of the mode also at its training points (``_train``).
     """
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
-    held_out = _held_out_scores(data, cell)
+    x, y = data.train_x, data.train_y
+    scores, temperature = _held_out_scores(data, cell)
     # Scores need held-out points, the evidence none: it is of networks trained on all points.
-    whole, ensemble = _trained_ensemble(data.train_x, data.train_y, cell)
+    whole, ensemble = _trained_ensemble(x, y, cell)
+    for by in ("network", "layer"):
+        fitted = objective(whole.model.network, len(x), cell["precision"], by)
+        fit = fit_hyperparameters(fitted, x, y, steps=100, batch_size=500, progress=False)
+        # Before the first step precisions are those of training, whatever their groups.
+        scores["lml"] = fit.history[0]
+        scores["lml_global" if by == "network" else "lml_layer"] = fit.objective
+    model = whole.model.network
+    weights = evidence_of_all(whole, x, y).sample_weights(_TEST_DRAWS)
+    # The Laplace posterior as the held-out points have scaled it.
+    weights = rescaled(weights, scores["posterior_scale"], _mode(model))
+    scores |= mode_scores(whole, x, y, "train")
+    for label, outputs in (
+        ("map", outputs_at(model, data.test_x).unsqueeze(0)),
+        ("bma", linearized_outputs(model, weights, [(data.test_x,)])),
+    ):
+        scores |= predictive_scores(whole, outputs, data.test_y, label)
+        # A temperature changes probabilities, but not which class is largest for one network.
+        tempered = outputs / temperature
+        scores |= predictive_scores(whole, tempered, data.test_y, f"{label}_tempered")
+    for label, draws in _averaged(whole, (x, y), ensemble, cell).items():
+        outputs = sampled_outputs(model, draws, data.test_x)
+        scores |= predictive_scores(whole, outputs, data.test_y, label)
+    start = _started(cell, x)
+    online = trained_online(start, x, y, cell, "layer")
     return {
-        **{name: value for name, value in held_out.items() if not name.startswith("_")},
-        **_evidences(whole, data, cell["precision"]),
-        **_test_scores(whole, ensemble, data, held_out, cell),
-        **_online_scores(data, cell),
-        "parameters": float(sum(p.numel() for p in whole.model.network.parameters())),
+        **scores,
+        "lml_online": float(evidence_of_all(online, x, y)().detach()),
+        **mode_scores(online, data.test_x, data.test_y, "online"),
+        "parameters": float(sum(p.numel() for p in start.parameters())),
     }
 
 
-def _trained_ensemble(
-    x: torch.Tensor, y: torch.Tensor, cell: Mapping[str, Any]
-) -> tuple[LaplaceMarginalLogLikelihood, Mapping[str, torch.Tensor]]:
+def _trained_ensemble(x: Tensor, y: Tensor, cell: Cell) -> tuple[Any, Weights]:
     """A network at its mode, and the weights of an ensemble in which it is the first.
 
     Every member has its own start and its own order of the points.
     """
     seeds = [cell["seed"] + _SEED_STEP * member for member in range(cell["members"])]
-    members = [
-        trained(_started(cell, x, seed), x, y, cell["precision"], cell["epochs"], seed, cell["lr"])
-        for seed in seeds
-    ]
+    cells = [{**cell, "seed": seed} for seed in seeds]
+    members = [trained(_started(member, x), x, y, member) for member in cells]
     # One tensor a parameter, members along its first axis, as draws of a posterior are.
     weights = torch.func.stack_module_state([member.model.network for member in members])[0]
     return members[0], {name: draws.detach() for name, draws in weights.items()}
 
 
-def _started(cell: Mapping[str, Any], x: torch.Tensor, seed: int) -> torch.nn.Module:
+def _started(cell: Cell, x: Tensor) -> torch.nn.Module:
     """A network for images; its convolutions are up to twice as fast with channels last."""
-    channels, size = x.shape[1:3]
-    start = network(cell["architecture"], channels, size, CLASSES, seed).to(x.device)
+    start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(x.device)
     return start.to(memory_format=torch.channels_last)
 
 
 def _averaged(
-    draws: Mapping[str, torch.Tensor], ensemble: Mapping[str, torch.Tensor], members: int
-) -> dict[str, Mapping[str, torch.Tensor]]:
+    mll: LaplaceMarginalLogLikelihood, points: Pair, ensemble: Weights, cell: Cell
+) -> dict[str, Weights]:
     """Weights that are averaged over, by name, besides those of the Laplace posterior."""
-    return {"sgld": draws, "ensemble": ensemble} if members > 1 else {"sgld": draws}
+    draws = sample_sgld(mll, *points, seed=cell["seed"], progress=False, **_SGLD)
+    return {"sgld": draws, "ensemble": ensemble} if cell["members"] > 1 else {"sgld": draws}
 
 
-def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
+def _held_out_scores(data: Images, cell: Cell) -> tuple[dict[str, float], float]:
+    """Scores of a network on points that it was not trained on, and the temperature by them."""
     x, y = data.train_x, data.train_y
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(cell["seed"]))
     # 80 % to train on, 5 % to scale the posterior by, 15 % to score.
@@ -131,10 +162,9 @@ def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
     (seen, seen_y), scaling, held_out = ((x[rows], y[rows]) for rows in split)
     mll, ensemble = _trained_ensemble(seen, seen_y, cell)
     start = mll.model.network
-    held_out_outputs = outputs_at(start, held_out[0])
-    validation = predictive_scores(mll, held_out_outputs.unsqueeze(0), held_out[1], "held_out")
     # The temperature is fitted to all points that the network has not seen.
-    every = outputs_at(start, torch.cat([scaling[0], held_out[0]]))
+    unseen_x, unseen_y = (torch.cat(pair) for pair in zip(scaling, held_out, strict=True))
+    temperature = fit_temperature(outputs_at(start, unseen_x), unseen_y)
     evidence = evidence_of_all(mll, seen, seen_y)
     weights = evidence.sample_weights(_DRAWS)
     with warnings.catch_warnings():  # the number of effective draws is in the results
@@ -145,13 +175,12 @@ def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
         )  # fmt: skip
     # At the scale that the draws were given, so that both are of one posterior.
     clml = laplace_conditional_log_density(evidence, held_out, scale=estimate.scale)
-    draws = sample_sgld(mll, seen, seen_y, seed=cell["seed"], progress=False, **_SGLD)
     sampled_clml: dict[str, float] = {}
-    for name, some in _averaged(draws, ensemble, cell["members"]).items():
-        outputs = sampled_outputs(start, some, held_out[0])
+    for name, draws in _averaged(mll, (seen, seen_y), ensemble, cell).items():
+        outputs = sampled_outputs(start, draws, held_out[0])
         joint = joint_log_density(mll.likelihood, outputs, held_out[1])
         sampled_clml[f"clml_{name}"] = joint.value / estimate.num_held_out
-    return {
+    scores = {
         **sampled_clml,
         "clml": clml / estimate.num_held_out,
         "clml_sampled": estimate.joint.value / estimate.num_held_out,
@@ -159,76 +188,20 @@ def _held_out_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
         "clml_marginal": estimate.marginal,
         "posterior_scale": estimate.scale,
         "posterior_at_edge": float(estimate.scale_at_edge),
-        "validation": validation["log_density_held_out"],
-        "_temperature": fit_temperature(every, torch.cat([scaling[1], held_out[1]])),
+        "validation": mode_scores(mll, *held_out, "held_out")["log_density_held_out"],
     }
+    return scores, temperature
 
 
-def _mode(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _mode(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in model.named_parameters()}
-
-
-def _evidences(
-    mll: LaplaceMarginalLogLikelihood, data: Images, precision: float
-) -> dict[str, float]:
-    x, y = data.train_x, data.train_y
-    evidences: dict[str, float] = {}
-    for by in ("network", "layer"):
-        fitted = objective(mll.model.network, len(x), precision, by)
-        fit = fit_hyperparameters(fitted, x, y, steps=100, batch_size=500, progress=False)
-        # Before the first step precisions are those of training, whatever their groups.
-        evidences["lml"] = fit.history[0]
-        evidences["lml_global" if by == "network" else "lml_layer"] = fit.objective
-    return evidences
-
-
-def _online_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
-    x, y = data.train_x, data.train_y
-    start = _started(cell, x, cell["seed"])
-    mll = trained_online(
-        start, x, y, cell["precision"], "layer", cell["epochs"], cell["seed"], cell["lr"]
-    )
-    outputs = outputs_at(start, data.test_x).unsqueeze(0)
-    return {
-        "lml_online": float(evidence_of_all(mll, x, y)().detach()),
-        **predictive_scores(mll, outputs, data.test_y, "online"),
-    }
-
-
-def _test_scores(
-    mll: LaplaceMarginalLogLikelihood,
-    ensemble: Mapping[str, torch.Tensor],
-    data: Images,
-    held_out: Mapping[str, float],
-    cell: Mapping[str, Any],
-) -> dict[str, float]:
-    model = mll.model.network
-    weights = evidence_of_all(mll, data.train_x, data.train_y).sample_weights(_TEST_DRAWS)
-    # The Laplace posterior as the held-out points have scaled it.
-    weights = rescaled(weights, held_out["posterior_scale"], _mode(model))
-    outputs = {
-        "map": outputs_at(model, data.test_x).unsqueeze(0),
-        "bma": linearized_outputs(model, weights, [(data.test_x,)]),
-    }
-    train_outputs = outputs_at(model, data.train_x).unsqueeze(0)
-    scores = dict(predictive_scores(mll, train_outputs, data.train_y, "train"))
-    for label, test_outputs in outputs.items():
-        scores |= predictive_scores(mll, test_outputs, data.test_y, label)
-        # A temperature changes probabilities, but not which class is largest for one network.
-        tempered = test_outputs / held_out["_temperature"]
-        scores |= predictive_scores(mll, tempered, data.test_y, f"{label}_tempered")
-    draws = sample_sgld(mll, data.train_x, data.train_y, seed=cell["seed"], progress=False, **_SGLD)
-    for label, some in _averaged(draws, ensemble, cell["members"]).items():
-        test_outputs = sampled_outputs(model, some, data.test_x)
-        scores |= predictive_scores(mll, test_outputs, data.test_y, label)
-    return scores
 
 
 SIX = ("mlp-8x1", "mlp-128x1", "mlp-32x3", "cnn-4x1", "cnn-16x2", "resnet-8x1")
 """The architectures that are compared."""
 
 
-def run_size(cell: Mapping[str, Any]) -> dict[str, float]:
+def run_size(cell: Cell) -> dict[str, float]:
     """A network trained on the first n points, and how it predicts the next n.
 
     The log densities of the next points, added up over n = 25, 50, 100, ..., are the training
@@ -247,41 +220,29 @@ def run_size(cell: Mapping[str, Any]) -> dict[str, float]:
     data = images(cell["data"], cell["num_pool"], cell["seed"], cell["device"])
     n = cell["num_train"]
     x, y = data.train_x[:n], data.train_y[:n]
-    start = _started(cell, x, cell["seed"])
+    start = _started(cell, x)
     # As many steps with few points as with many.
     epochs = max(1, cell["steps"] * 100 // max(n, 100))
-    mll = trained(start, x, y, cell["precision"], epochs, cell["seed"], cell["lr"])
-    ahead = slice(n, 2 * n)
-    next_x, next_y = data.train_x[ahead], data.train_y[ahead]
+    mll = trained(start, x, y, {**cell, "epochs": epochs})
+    next_x, next_y = data.train_x[n : 2 * n], data.train_y[n : 2 * n]
     following = {}
     # The last size has no next n points.
     if len(next_y) == n:
-        next_outputs = outputs_at(start, next_x).unsqueeze(0)
-        next_scores = predictive_scores(mll, next_outputs, next_y, "next")
+        next_scores = mode_scores(mll, next_x, next_y, "next")
         following = {"next_log_density": next_scores["log_density_next"]}
     fitted = objective(start, n, cell["precision"], "layer")
-    outputs = outputs_at(start, data.test_x).unsqueeze(0)
     return {
         **following,
         "lml_fixed": float(evidence_of_all(mll, x, y)().detach()),
         "lml": fit_hyperparameters(fitted, x, y, batch_size=500).objective,
-        **predictive_scores(mll, outputs, data.test_y, "map"),
+        **mode_scores(mll, data.test_x, data.test_y, "map"),
     }
 
 
 ESTIMATORS = (
     *((name, None, "random", "all") for name in STRUCTURES if name != "kernel"),
-    *(
-        ("kernel", size, partition, outputs)
-        for size in (10, 50, 150)
-        for partition in ("random", "class")
-        for outputs in ("all", "single", "column")
-    ),
-    *(
-        ("kronecker", size, "random", outputs)
-        for size in (50, 150)
-        for outputs in ("all", "single")
-    ),
+    *itertools.product(["kernel"], (10, 50, 150), ("random", "class"), ("all", "single", "column")),
+    *itertools.product(["kronecker"], (50, 150), ["random"], ("all", "single")),
     ("block", 150, "random", "all"),
     ("diagonal", 150, "random", "all"),
 )
@@ -290,7 +251,7 @@ ESTIMATORS = (
 _MOST_BATCHES = 10
 
 
-def run_estimator(cell: Mapping[str, Any]) -> dict[str, float]:
+def run_estimator(cell: Cell) -> dict[str, float]:
     """Estimates of the evidence of one trained network over the batches of a partition.
 
     Args:
@@ -302,17 +263,13 @@ def run_estimator(cell: Mapping[str, Any]) -> dict[str, float]:
         ``evidence_spread`` (standard deviation) over them; ``seconds_each`` of an estimate and
         its gradient in the precisions of layers, the fastest of them.
     """
-    if cell["structure"] not in STRUCTURES:
-        raise UnknownNameError("structure", cell["structure"], STRUCTURES)
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
     x, y = data.train_x, data.train_y
-    start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"])
-    start = start.to(cell["device"])
-    trained(start, x, y, cell["precision"], cell["epochs"], cell["seed"])
+    start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(x.device)
+    trained(start, x, y, cell)
     mll = objective(
         start, len(x), cell["precision"], "layer", STRUCTURES[cell["structure"]],
-        hessian=cell["hessian"],
-        outputs=cell["outputs"], seed=cell["seed"],
+        hessian=cell["hessian"], outputs=cell["outputs"], seed=cell["seed"],
     )  # fmt: skip
     generator = torch.Generator().manual_seed(cell["seed"])
     # No batch size means one batch with all points.
@@ -321,33 +278,26 @@ def run_estimator(cell: Mapping[str, Any]) -> dict[str, float]:
         batches = partition_by_class(y, size, generator)
     else:
         batches = partition_at_random(len(x), size, generator)
-    estimates = [_estimate(mll, x[rows], y[rows]) for rows in batches[:_MOST_BATCHES]]
-    values = torch.tensor([value for value, _ in estimates], dtype=torch.float64)
-    weights = torch.tensor([float(len(rows)) for rows in batches[:_MOST_BATCHES]]).double()
+    batches, values, seconds = batches[:_MOST_BATCHES], list[float](), list[float]()
+    for rows in batches:
+        before = time.perf_counter()
+        value = mll.evidence_of(x[rows], y[rows])()
+        torch.autograd.grad(value, mll.model.prior.log_precision)
+        values.append(float(value.detach()))  # waits for the device
+        seconds.append(time.perf_counter() - before)
     return {
         # Batches of a class differ in size: larger ones count for more.
-        "evidence": float((weights * values).sum() / weights.sum()),
-        "evidence_spread": float(values.std()) if len(values) > 1 else 0.0,
-        "seconds_each": min(seconds for _, seconds in estimates),
+        "evidence": float(np.average(values, weights=[len(rows) for rows in batches])),
+        "evidence_spread": float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
+        "seconds_each": min(seconds),
         "parameters": float(sum(p.numel() for p in start.parameters())),
     }
-
-
-def _estimate(
-    mll: LaplaceMarginalLogLikelihood, x: torch.Tensor, y: torch.Tensor
-) -> tuple[float, float]:
-    model = mll.model
-    start = time.perf_counter()
-    value = mll.evidence_of(x, y)()
-    torch.autograd.grad(value, model.prior.log_precision)
-    number = float(value.detach())  # waits for the device
-    return number, time.perf_counter() - start
 
 
 _REGRESSION_DRAWS, _WIDTH = 200, 50
 
 
-def run_regression(cell: Mapping[str, Any]) -> dict[str, float]:
+def run_regression(cell: Cell) -> dict[str, float]:
     """A network [D, 50, 1] on a UCI set, its precisions and noise learned online.
 
     Args:
@@ -366,9 +316,7 @@ def run_regression(cell: Mapping[str, Any]) -> dict[str, float]:
     y_scale = Standardizer.fit(data.targets[rows.train], dim=0)
     x = x_scale.transform(data.inputs).to(**to)
     y = y_scale.transform(data.targets).to(**to)
-    (train_x, train_y), (test_x, test_y) = (
-        (x[rows_of_split], y[rows_of_split]) for rows_of_split in (rows.train, rows.test)
-    )
+    train_x, train_y, test_x, test_y = x[rows.train], y[rows.train], x[rows.test], y[rows.test]
     unit = float(y_scale.scale)
     generator = torch.Generator().manual_seed(cell["seed"])
     # A seed gives the split and the start.
@@ -400,7 +348,7 @@ def run_regression(cell: Mapping[str, Any]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def run_search(cell: Mapping[str, Any]) -> dict[str, float]:
+def run_search(cell: Cell) -> dict[str, float]:
     """A classifier trained at one precision of a grid, or with precisions learned online.
 
     Args:
@@ -413,31 +361,26 @@ def run_search(cell: Mapping[str, Any]) -> dict[str, float]:
         test points.
     """
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
-    start = network(cell["architecture"], *data.train_x.shape[1:3], CLASSES, cell["seed"])
-    start = start.to(cell["device"])
     x, y = data.train_x, data.train_y
-    options = cell["precision"], cell["epochs"], cell["seed"]
+    start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(x.device)
     if cell["by"] == "grid":
-        mll = trained(start, x, y, *options)
+        mll = trained(start, x, y, cell)
     else:
         # The precision is only the start of those that are learned.
-        precision, *others = options
-        mll = trained_online(start, x, y, precision, cell["by"], *others)
-    evidence = evidence_of_all(mll, x, y)
-    outputs = outputs_at(start, data.test_x).unsqueeze(0)
+        mll = trained_online(start, x, y, cell, cell["by"])
     precisions = mll.model.prior.log_precision.detach().exp()
     return {
-        "evidence": float(evidence().detach()),
+        "evidence": float(evidence_of_all(mll, x, y)().detach()),
         "precision_least": float(precisions.min()),
         "precision_largest": float(precisions.max()),
-        **predictive_scores(mll, outputs, data.test_y, "map"),
+        **mode_scores(mll, data.test_x, data.test_y, "map"),
     }
 
 
 _SAMPLES, _TEST_SAMPLES = 4, 20
 
 
-def run_invariance(cell: Mapping[str, Any]) -> dict[str, float]:
+def run_invariance(cell: Cell) -> dict[str, float]:
     """A classifier of images that are turned by up to a half of a right angle, or upright.
 
     Args:
@@ -446,22 +389,18 @@ def run_invariance(cell: Mapping[str, Any]) -> dict[str, float]:
             network without), ``num_train``, ``epochs``, ``seed``, ``device``.
 
     Returns:
-        ``rotation``, the range that is learned, in degrees, at the best evidence and
-        ``rotation_last`` at the end; ``evidence``; accuracy, log density and calibration error at
-        test points, turned alike.
+        ``rotation``, the range that is learned, in degrees, at the best evidence; ``evidence``;
+        accuracy, log density and calibration error at test points, turned alike.
     """
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
     largest = math.radians(cell["turned"])
-    x, test_x = (
-        # Test images are turned by other angles of the same range.
-        rotated(images_of_split, largest, cell["seed"] + i)
-        for i, images_of_split in enumerate((data.train_x, data.test_x))
-    )
+    x = rotated(data.train_x, largest, cell["seed"])
+    # Test images are turned by other angles of the same range.
+    test_x = rotated(data.test_x, largest, cell["seed"] + 1)
     plain = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(cell["device"])
     if cell["invariance"] == "none":
-        mll = trained(plain, x, data.train_y, cell["precision"], cell["epochs"], cell["seed"])
-        outputs = outputs_at(plain, test_x).unsqueeze(0)
-        return dict(predictive_scores(mll, outputs, data.test_y, "map"))
+        mll = trained(plain, x, data.train_y, cell)
+        return mode_scores(mll, test_x, data.test_y, "map")
     averaged = AveragedNetwork(plain)
     augmentation = AffineAugmentation({"rotation": 0.2}, _SAMPLES, cell["seed"]).to(cell["device"])
     mll = objective(
@@ -476,12 +415,162 @@ def run_invariance(cell: Mapping[str, Any]) -> dict[str, float]:
     # Testing averages over more versions: no gradient has to be kept.
     augmentation.samples = _TEST_SAMPLES
     with torch.no_grad():
-        outputs = torch.cat(
-            [averaged(augmentation(images_of_split)) for images_of_split in test_x.split(100)]
-        )
+        outputs = torch.cat([averaged(augmentation(some)) for some in test_x.split(100)])
     return {
         "rotation": math.degrees(augmentation.ranges()["rotation"]),
         "evidence": fit.objective,
         "best_epoch": float(fit.best),
         **predictive_scores(mll, outputs.unsqueeze(0), data.test_y, "map"),
     }
+
+
+_UCI = ("boston", "concrete", "energy", "yacht")
+_SIZES = (25, 50, 100, 200, 400, 800)
+_PRECISIONS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a study is run with; epochs are steps of at most 100 images in ``training-speed``.
+
+    Only ``architectures`` has ensembles, of so many members, and takes another learning rate
+    than that of the network's family.
+    """
+
+    data: str = "digits"
+    architectures: tuple[str, ...] = ARCHITECTURES
+    precisions: tuple[float, ...] = (1.0,)
+    num_train: int = 1000
+    epochs: int = 50
+    seeds: int = 3
+    members: int = 5
+    lr: float | None = None
+    device: str = "cpu"
+
+
+STUDIES: Mapping[str, Settings] = {
+    "architectures": Settings(precisions=(100.0, 0.1, 0.001), epochs=100),
+    "bounds": Settings(architectures=("mlp-32x2", "cnn-8x2"), num_train=500, seeds=1),
+    "invariance": Settings("mnist-test", ("cnn-8x2",), epochs=20),
+    "online": Settings(architectures=("mlp-32x2", "cnn-8x2"), precisions=_PRECISIONS),
+    "training-speed": Settings(
+        architectures=SIX, precisions=(0.1,), num_train=max(_SIZES), epochs=500
+    ),
+}
+"""The studies with their usual settings, which end in under 30 minutes on two cores each."""
+
+
+def make_grid(study: str, **given: Any) -> list[dict[str, Any]]:
+    """The cells of a study.
+
+    Args:
+        study: One of :data:`STUDIES`.
+        **given: Settings that replace the study's own; None leaves them.
+
+    Raises:
+        UnknownNameError: No such study or data.
+        ArgumentError: A number is out of range, or a name is none of a network.
+        DataError: A file is missing.
+    """
+    check_known("study", [study], STUDIES)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    settings = replace(STUDIES[study], **chosen)
+    names = ("num_train", "epochs", "seeds", "members", *([] if settings.lr is None else ["lr"]))
+    check_positive(**{name: getattr(settings, name) for name in names})
+    for precision in settings.precisions:
+        check_positive(precisions=precision)
+    check_device(settings.device)
+    # Errors of data and of names of networks come before any cell is computed.
+    channels = images(settings.data, settings.num_train, 0).train_x.shape[1]
+    for name in settings.architectures:
+        network(name, channels, DATA[settings.data][2], CLASSES, 0)
+    return list(_CELLS[study](settings))
+
+
+def _common(settings: Settings, study: str, seed: int) -> dict[str, Any]:
+    return {
+        "study": study, "data": settings.data, "num_train": settings.num_train,
+        "epochs": settings.epochs, "seed": seed, "device": settings.device,
+    }  # fmt: skip
+
+
+def _networks(settings: Settings, study: str, *others: Sequence[Any]):
+    """A cell for each seed, precision and network, and every combination of other values."""
+    for seed, precision, name, *values in itertools.product(
+        range(settings.seeds), settings.precisions, settings.architectures, *others
+    ):
+        common = _common(settings, study, seed)
+        yield common | {"architecture": name, "precision": precision}, *values
+
+
+def _architectures(settings: Settings):
+    for (cell,) in _networks(settings, "architectures"):
+        lr = learning_rate(cell["architecture"]) if settings.lr is None else settings.lr
+        yield cell | {"members": settings.members, "lr": lr}
+
+
+def _bounds(settings: Settings):
+    names = ("structure", "batch_size", "partition", "outputs", "hessian")
+    exact_fisher = [(*estimator, "ggn") for estimator in ESTIMATORS]
+    empirical = [
+        (structure, size, *others, "ef")
+        for structure, size, *others in ESTIMATORS
+        if size is None and structure != "kronecker-reduce"
+    ]
+    for cell, estimator in _networks(settings, "bounds", exact_fisher + empirical):
+        yield cell | dict(zip(names, estimator, strict=True))
+
+
+def _invariance(settings: Settings):
+    for cell, turned, invariance in _networks(settings, "invariance", (0, 90), ("learned", "none")):
+        yield cell | {"turned": turned, "invariance": invariance}
+
+
+def _online(settings: Settings):
+    for data in _UCI:
+        load(data)
+    # UCI sets are small: an epoch is one step.
+    regression = replace(settings, epochs=60 * settings.epochs)
+    for data, seed, structure in itertools.product(_UCI, range(5), ("kronecker", "full")):
+        yield _common(regression, "online-regression", seed) | {
+            "data": data, "num_train": None, "structure": structure, "hessian": "ggn",
+            "precision": 1.0,
+        }  # fmt: skip
+    # Precisions that are learned start from one.
+    ways = [*(("grid", given) for given in settings.precisions), ("network", 1.0), ("layer", 1.0)]
+    for seed, name, (by, precision) in itertools.product(
+        range(settings.seeds), settings.architectures, ways
+    ):
+        common = _common(settings, "online-search", seed)
+        yield common | {"architecture": name, "precision": precision, "by": by}
+
+
+def _training_speed(settings: Settings):
+    sizes: Sequence[int] = [n for n in _SIZES if n <= settings.num_train]
+    for cell, n in _networks(settings, "training-speed", sizes):
+        # Epochs are counted in steps here, so that few points train as long as many.
+        steps = cell.pop("epochs")
+        yield cell | {
+            "num_train": n, "num_pool": settings.num_train, "steps": steps,
+            "lr": learning_rate(cell["architecture"]),
+        }  # fmt: skip
+
+
+_CELLS = {
+    "architectures": _architectures, "bounds": _bounds, "invariance": _invariance,
+    "online": _online, "training-speed": _training_speed,
+}  # fmt: skip
+
+_FUNCTIONS: Mapping[str, Callable[[Cell], dict[str, float]]] = {
+    "architectures": run_architecture,
+    "bounds": run_estimator,
+    "invariance": run_invariance,
+    "online-regression": run_regression,
+    "online-search": run_search,
+    "training-speed": run_size,
+}
+
+
+def run_cell(cell: Cell) -> dict[str, float]:
+    """What a network reaches: scores by name; the cell has what its study's function asks for."""
+    return _FUNCTIONS[cell["study"]](cell)

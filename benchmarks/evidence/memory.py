@@ -28,7 +28,6 @@ from gpclml import Laplace
 from gpclml.evidence.sampling import sampled_outputs
 from gpclml.fit import fit_hyperparameters, fit_map, fit_online
 
-_BATCH = 200
 _SHAPE = (3, 32, 32)
 
 
@@ -50,18 +49,12 @@ class ImagesOnDisk(Dataset):
 
 
 def write_images(folder: str | Path, count: int) -> None:
-    """Writes so many random images, 1000 at a time, with the label that their mean has."""
+    """Writes so many random images, with the label that their mean has."""
     random = np.random.default_rng(0)
-    file: Any = np.lib.format.open_memmap(
-        f"{folder}/images.npy", "w+", dtype=np.uint8, shape=(count, *_SHAPE)
-    )
-    labels = random.integers(0, CLASSES, count)
-    for start in range(0, count, 1000):
-        some = labels[start : start + 1000]
-        # Classes differ in brightness, so that there is something to learn.
-        noise = random.integers(0, 100, (len(some), *_SHAPE))
-        file[start : start + 1000] = noise + 12 * some[:, None, None, None]
-    file.flush()
+    labels = random.integers(0, CLASSES, count, dtype=np.uint8)
+    noise = random.integers(0, 100, (count, *_SHAPE), dtype=np.uint8)
+    # Classes differ in brightness, so that there is something to learn.
+    np.save(f"{folder}/images.npy", noise + 12 * labels[:, None, None, None])
     np.save(f"{folder}/labels.npy", labels)
 
 
@@ -91,7 +84,7 @@ def memory_of_step(step: str, architecture: str, folder: str) -> int:
     torch.set_num_threads(1)
     data = ImagesOnDisk(folder)
     model = network(architecture, _SHAPE[0], _SHAPE[1], CLASSES, seed=0).eval()
-    loader = DataLoader(data, batch_size=_BATCH)
+    loader = DataLoader(data, batch_size=200)
     with torch.no_grad():
         model(next(iter(loader))[0])  # loads the libraries
     # The peak is counted from here on: what torch itself loads is not the step's.
@@ -111,11 +104,9 @@ def main(
     def rows() -> Any:
         for step in STEPS:
             start = time.perf_counter()
-            taken = in_fresh_process(memory_of_step, step, architecture, folder)
-            yield pd.DataFrame(
-                [{"step": step, "images": images, "MiB": taken / 2**20,
-                  "seconds": time.perf_counter() - start}]
-            )  # fmt: skip
+            taken = in_fresh_process(memory_of_step, step, architecture, folder) / 2**20
+            row = {"step": step, "images": images, "MiB": taken}
+            yield pd.DataFrame([row | {"seconds": time.perf_counter() - start}])
 
     with tempfile.TemporaryDirectory() as folder:
         write_images(folder, images)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -43,13 +43,11 @@ _ABOUT = (
 )
 _MEMBERS = 5
 _EPOCHS = {"cancer": 200, "wine": 200}  # of tables; 40 of images
-_SPREADS: tuple[Literal["validation", "both", "evidence"], ...] = ("validation", "both", "evidence")
 _LABELS = 100  # draws of all labels from predictions
 Pair = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class Points:
+class Points(NamedTuple):
     """Points with labels in a random order, and others that are of no such class by name."""
 
     x: Tensor
@@ -71,9 +69,13 @@ def _scaled(images: Tensor) -> Tensor:
     return images.float() / 127.5 - 1
 
 
+def _order(count: int, seed: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
 def _small(seed: int) -> Points:
     data = load_images("digits")
-    order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
+    order = _order(len(data.labels), seed)
     x, y = _scaled(data.images)[order], data.labels[order]
     # A network that has seen eight classes should be unsure of the other two.
     return Points(x[y < 8], y[y < 8], {"classes 8, 9": x[y >= 8]}, 800, 200, 400, 8)
@@ -81,16 +83,15 @@ def _small(seed: int) -> Points:
 
 def _mnist(seed: int) -> Points:
     data, letters = load_images("mnist-test"), load_images("omniglot-small").images
-    order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))[:3000]
+    order, some = _order(len(data.labels), seed)[:3000], _order(len(letters), seed)[:900]
     clothes = load_images("fashion-part").images
-    some = torch.randperm(len(letters), generator=torch.Generator().manual_seed(seed))[:900]
     others = {"clothes": _scaled(clothes), "letters": _scaled(letters[some])}
     return Points(_scaled(data.images[order]), data.labels[order], others, 1000, 300, 1500, 10)
 
 
 def _table(read: Callable, train: int, validation: int, seed: int) -> Points:
     data: Any = read()
-    order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(seed))
+    order = _order(len(data.target), seed)
     x, y = torch.tensor(data.data)[order], torch.tensor(data.target)[order]
     x = ((x - x[:train].mean(0)) / x[:train].std(0)).float()
     test = len(x) - train - validation
@@ -110,9 +111,7 @@ def network(width: int, shape: torch.Size, classes: int) -> nn.Sequential:
     """Three convolutions with batch normalization, and a linear layer; two layers for a table."""
     size = shape[-1]
     if len(shape) == 1:
-        return nn.Sequential(
-            nn.Linear(size, 4 * width), nn.ReLU(), nn.Linear(4 * width, classes)
-        )  # fmt: skip
+        return nn.Sequential(nn.Linear(size, 4 * width), nn.ReLU(), nn.Linear(4 * width, classes))
     layers: list[nn.Module] = []
     # 8 x 8 and 28 x 28 images both end with four positions of each channel.
     strides = (1, 2, 2) if size < 28 else (2, 2, 1)
@@ -178,18 +177,21 @@ def compare_posteriors(
         yield ALONE, scores(lambda x: models[0](x).softmax(-1))
         divisor = fit_temperature(models[0](validation[0]), validation[1])
         yield "temperature", scores(lambda x: (models[0](x) / divisor).softmax(-1))
-    layers: tuple[Literal["last", "all"], ...] = ("last", "all")
-    for weights in layers:
-        posterior = Laplace(models[0], "classification", weights=weights)
+
+    def posterior_scores(options: dict[str, Any], **fit: Any) -> dict[str, float]:
+        posterior = Laplace(models[0], "classification", **options)
+        posterior.fit(loader, progress=False, **fit)
+        return scores(lambda x: posterior.predict(x, progress=False).probs)
+
+    for weights in ("last", "all"):
         # Without validation points the prior precision is that of most evidence.
-        posterior.fit(loader, progress=False)
-        yield f"{weights} weights, without validation", scores(_probabilities(posterior))
-        for spread in _SPREADS:
-            posterior.fit(loader, validation=validation, spread=spread, progress=False)
-            yield f"{weights} weights, spread {spread}", scores(_probabilities(posterior))
-    posterior = Laplace(models[0], "classification", weights="all", structure=LowRank(100))
-    posterior.fit(loader, validation=validation, progress=False)
-    yield "all weights, 100 directions", scores(_probabilities(posterior))
+        options: dict[str, Any] = {"weights": weights}
+        yield f"{weights} weights, without validation", posterior_scores(options)
+        for spread in ("validation", "both", "evidence"):
+            by_spread = posterior_scores(options, validation=validation, spread=spread)
+            yield f"{weights} weights, spread {spread}", by_spread
+    options = {"weights": "all", "structure": LowRank(100)}
+    yield "all weights, 100 directions", posterior_scores(options, validation=validation)
     if members > 1:
         with torch.no_grad():
             yield (
@@ -204,10 +206,6 @@ def compare_posteriors(
                 by = "evidence" if method == "marglik" else "validation"
                 predict = _laplace_torch_predictions(models[0], loader, method, validation)
                 yield f"laplace-torch, last weights, by {by}", scores(predict)
-
-
-def _probabilities(posterior: Laplace) -> Callable[[Tensor], Tensor]:
-    return lambda x: posterior.predict(x, progress=False).probs
 
 
 def _laplace_torch_predictions(
@@ -262,16 +260,13 @@ def main(
     done: list[pd.DataFrame] = []
 
     def tables(chosen: tuple[str, ...]) -> Iterator[pd.DataFrame]:
-        for seed in range(first, first + seeds):
-            for name in chosen:
-                count = epochs or _EPOCHS.get(name, 40)
-                compared = compare_posteriors(name, width, share, count, seed, members)
-                rows = [
-                    {"data": name, "predictions": how, "seed": seed, **scores}
-                    for how, scores in compared
-                ]
-                done.append(pd.DataFrame(rows))
-                yield done[-1]
+        for seed, name in itertools.product(range(first, first + seeds), chosen):
+            count = epochs or _EPOCHS.get(name, 40)
+            compared = compare_posteriors(name, width, share, count, seed, members)
+            about = {"data": name, "predictions": "", "seed": seed}
+            rows = [about | {"predictions": how} | scores for how, scores in compared]
+            done.append(pd.DataFrame(rows))
+            yield done[-1]
 
     with errors_as_text():
         chosen = names(data, "data")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from typer import Argument, Option
 
 from benchmarks._options import CsvFile, Device, ResultsFile, errors_as_text, names, real_numbers
 from benchmarks._tables import section, table, with_error
-from benchmarks.evidence.grid import STUDIES, make_grid, run_cell
+from benchmarks.evidence.cells import STUDIES, make_grid, run_cell
 from benchmarks.evidence.ledger.claims import rank_correlation_rows
 from benchmarks.evidence.ledger.page import (
     EXPERIMENTS,
@@ -32,14 +31,8 @@ from benchmarks.runner import load_results
 from benchmarks.study import Study, Sweep
 from gpclml.errors import ArgumentError
 
+# Columns of Immer et al. (2021), Table 1; a curvature stands for their online marginal likelihood.
 _PUBLISHED_METHODS = ("CV MAP", "CV Laplace", "full, ggn", "full, ef", "kronecker, ggn")
-PUBLISHED_NLL: Mapping[str, Mapping[str, tuple[float, float]]] = MappingProxyType(
-    {name: dict(zip(_PUBLISHED_METHODS, row, strict=True)) for name, row in PUBLISHED.items()}
-)
-"""Test NLL (nats, original units) and its standard error over ten splits, by data set and method:
-Immer et al. (2021), Table 1; a curvature's name stands for their online marginal likelihood."""
-
-
 _SCORES = (
     "lml", "lml_global", "lml_layer", "lml_online", "clml", "clml_sampled", "clml_marginal",
     "clml_sgld", "clml_ensemble", "validation",
@@ -64,10 +57,6 @@ def _present(cells: pandas.DataFrame, names: Iterable[str]) -> list[str]:
     return [name for name in names if name in cells]
 
 
-def _precision_texts(frame: pandas.DataFrame) -> pandas.DataFrame:
-    return frame.rename("{:g}".format)
-
-
 def correlations(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Spearman's rho of scores with test results, by precision and family of three or more."""
     rows = []
@@ -86,7 +75,6 @@ def correlations(cells: pandas.DataFrame) -> pandas.DataFrame:
 
 
 _COLLAPSED = 0.2  # accuracy of a network that has learned nothing; guessing has .1
-_RESAMPLED = 2000
 # Correlations with intervals are shown for these results only.
 _COMPARED = (
     "log_density_bma", "log_density_map", "log_density_ensemble", "log_density_online",
@@ -110,7 +98,7 @@ def intervals(cells: pandas.DataFrame) -> pandas.DataFrame:
         # Collapsed networks agree on every score and would raise each correlation.
         learned = means[means["accuracy_map"] > _COLLAPSED]
         learned = means if len(learned) < 3 else learned
-        drawn = random.randint(len(learned), size=(_RESAMPLED, len(learned)))
+        drawn = random.randint(len(learned), size=(2000, len(learned)))
         # The networks themselves come first, then the samples of them.
         samples = np.concatenate([np.arange(len(learned))[None], drawn])
         values = {name: learned[name].to_numpy()[samples] for name in {*scores, *compared}}
@@ -136,9 +124,8 @@ def _interval_text(values: NDArray[np.float64]) -> str:
 
 def posterior_scales(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Scales of the CLML's posterior, and how many draws have its weight."""
-    scale = cells["posterior_scale"]
     counted = {
-        "scale at the edge of its grid": cells.get("posterior_at_edge", scale <= scale.min()),
+        "scale at the edge of its grid": cells["posterior_at_edge"] > 0,
         "fewer than five effective draws": cells["clml_draws"] < 5,
         "collapsed": cells["accuracy_map"] < _COLLAPSED,
     }
@@ -146,13 +133,13 @@ def posterior_scales(cells: pandas.DataFrame) -> pandas.DataFrame:
     frame = groups[[*counted]].sum().astype(int)
     frame.insert(0, "cells", groups.size())
     frame.insert(2, "median scale", groups["posterior_scale"].median())
-    return _precision_texts(frame)
+    return frame.rename("{:g}".format)
 
 
 def mean_results(cells: pandas.DataFrame) -> pandas.DataFrame:
     """What the networks reach on test points, mean over all of a precision."""
     means = cells.groupby("precision")[_present(cells, _AVERAGED)].mean()
-    return _precision_texts(means.map("{:.3f}".format))
+    return means.map("{:.3f}".format).rename("{:g}".format)
 
 
 def architecture_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
@@ -166,18 +153,14 @@ def architecture_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     return shown
 
 
-def _for_each_size(make: _Table) -> _Table:
-    """The same table for every number of images, where there are several."""
-
-    def made(cells: pandas.DataFrame) -> pandas.DataFrame:
-        tables = {str(int(n)): make(some) for n, some in cells.groupby("num_train")}
-        # With a single number of images a column for it would say nothing.
-        if len(tables) == 1:
-            return tables.popitem()[1]
-        tables = {n: frame for n, frame in tables.items() if len(frame)}
-        return pandas.concat(tables, names=["images"]) if tables else pandas.DataFrame()
-
-    return made
+def _by_size(make: _Table, cells: pandas.DataFrame) -> pandas.DataFrame:
+    """A table for every number of images, where there are several."""
+    tables = {str(int(n)): make(some) for n, some in cells.groupby("num_train")}
+    # With a single number of images a column for it would say nothing.
+    if len(tables) == 1:
+        return tables.popitem()[1]
+    tables = {n: frame for n, frame in tables.items() if len(frame)}
+    return pandas.concat(tables, names=["images"]) if tables else pandas.DataFrame()
 
 
 def bound_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
@@ -200,10 +183,9 @@ def regression_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     names = ("nll_map", "nll_laplace", "rmse", "evidence")
     shown = _means_and_errors(cells, ["data", "method"], names)
     # Published methods that were not run get rows of their own, beside ours.
-    for data, rows in PUBLISHED_NLL.items():
-        for method, (value, error) in rows.items():
-            if data in shown.index.get_level_values("data"):
-                shown.loc[(data, method), "published NLL"] = f"{value:.2f} ± {error:.2f}"
+    for data in set(PUBLISHED) & set(cells["data"]):
+        for method, (value, error) in zip(_PUBLISHED_METHODS, PUBLISHED[data], strict=True):
+            shown.loc[(data, method), "published NLL"] = f"{value:.2f} ± {error:.2f}"
     return shown.fillna("-").sort_index()
 
 
@@ -218,14 +200,13 @@ def speed_ranks(cells: pandas.DataFrame) -> pandas.DataFrame:
     nats = cells.assign(nats=cells["next_log_density"] * cells["num_train"])
     totals = nats.groupby(["architecture", "seed"])["nats"].sum()
     last = cells[cells["num_train"] == cells["num_train"].max()].groupby("architecture")
-    frame = pandas.DataFrame(
-        {
-            "training speed": totals.groupby(level=0).mean(),
-            "LML": last["lml"].mean(),
-            "accuracy, %": 100 * last["accuracy_map"].mean(),
-            "log density": last["log_density_map"].mean(),
-        }
-    ).sort_values("log density", ascending=False)
+    columns = {
+        "training speed": totals.groupby(level=0).mean(),
+        "LML": last["lml"].mean(),
+        "accuracy, %": 100 * last["accuracy_map"].mean(),
+        "log density": last["log_density_map"].mean(),
+    }
+    frame = pandas.DataFrame(columns).sort_values("log density", ascending=False)
     return frame.map(lambda value: f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}")
 
 
@@ -239,104 +220,102 @@ def _means_and_errors(
 
 _Table = Callable[[pandas.DataFrame], pandas.DataFrame]
 
-_SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
-    "architectures": (
-        (
-            "Which score says how a network generalizes",
-            "Spearman correlation over networks of each score with what they reach on test points; "
-            "`lml_global` and `lml_layer` have precisions fitted to the evidence after training; "
-            "`lml_online` and `online` are of networks in whose training they are learned. "
-            "`bma` is the average over the Laplace posterior, `sgld` over ten Langevin draws, "
-            "`ensemble` over networks from other starts, `tempered` after temperature "
-            "scaling.",
-            _for_each_size(correlations),
-        ),
-        (
-            "With intervals over networks",
-            "Spearman correlation with test results, and its difference from that of the "
-            "validation log density; in brackets 95 % of 2000 bootstrap samples of the networks, "
-            "without those that learned nothing.",
-            _for_each_size(intervals),
-        ),
-        (
-            "What the CLML scores",
-            "At the smallest scale draws of the posterior are nearly its mode, and the CLML is the "
-            "validation loss by another name. Where few of 100 draws have the weight, "
-            "`clml_sampled` is the density of the best one.",
-            _for_each_size(posterior_scales),
-        ),
-        (
-            "What one network and averages reach",
-            "Mean over the networks and seeds: accuracy, and log density in nats a point; `train` "
-            "is the mode at its training points.",
-            _for_each_size(mean_results),
-        ),
-        (
-            "The networks",
-            "Nats a point, mean over seeds; accuracy in %.",
-            _for_each_size(architecture_rows),
+_SECTIONS: tuple[tuple[str, str, str, _Table], ...] = (
+    (
+        "architectures",
+        "Which score says how a network generalizes",
+        "Spearman correlation over networks of each score with what they reach on test points; "
+        "`lml_global` and `lml_layer` have precisions fitted to the evidence after training; "
+        "`lml_online` and `online` are of networks in whose training they are learned. "
+        "`bma` is the average over the Laplace posterior, `sgld` over ten Langevin draws, "
+        "`ensemble` over networks from other starts, `tempered` after temperature scaling.",
+        correlations,
+    ),
+    (
+        "architectures",
+        "With intervals over networks",
+        "Spearman correlation with test results, and its difference from that of the "
+        "validation log density; in brackets 95 % of 2000 bootstrap samples of the networks, "
+        "without those that learned nothing.",
+        intervals,
+    ),
+    (
+        "architectures",
+        "What the CLML scores",
+        "At the smallest scale draws of the posterior are nearly its mode, and the CLML is the "
+        "validation loss by another name. Where few of 100 draws have the weight, "
+        "`clml_sampled` is the density of the best one.",
+        posterior_scales,
+    ),
+    (
+        "architectures",
+        "What one network and averages reach",
+        "Mean over the networks and seeds: accuracy, and log density in nats a point; `train` "
+        "is the mode at its training points.",
+        mean_results,
+    ),
+    (
+        "architectures",
+        "The networks",
+        "Nats a point, mean over seeds; accuracy in %.",
+        architecture_rows,
+    ),
+    (
+        "bounds",
+        "Tightness and cost of estimates",
+        "Nats a point, of one trained network each. `spread`: standard deviation over at most "
+        "ten batches of a partition. `seconds`: one estimate with its gradient in the "
+        "precisions of layers, the fastest. Gap: full GGN less the estimate; a lower bound "
+        "has a positive one.",
+        bound_rows,
+    ),
+    (
+        "invariance",
+        "A rotation that is learned",
+        "Mean over seeds ± standard error; `rotation` is half the range, in degrees, "
+        "from a start of 11.5.",
+        partial(
+            _means_and_errors,
+            keys=("architecture", "turned", "invariance"),
+            names=("rotation", "evidence", "accuracy_map", "log_density_map"),
         ),
     ),
-    "bounds": (
-        (
-            "Tightness and cost of estimates",
-            "Nats a point, of one trained network each. `spread`: standard deviation over at most "
-            "ten batches of a partition. `seconds`: one estimate with its gradient in the "
-            "precisions of layers, the fastest. Gap: full GGN less the estimate; a lower bound "
-            "has a positive one.",
-            bound_rows,
+    (
+        "online-regression",
+        "UCI networks [D, 50, 1], precisions and noise learned online",
+        "Test NLL, nats in original units, mean over splits ± standard error, beside Immer et "
+        "al. (2021, Table 1; ten splits of their own).",
+        regression_rows,
+    ),
+    (
+        "online-search",
+        "Precisions from a grid, and learned online",
+        "Mean over seeds ± standard error. `grid`: one precision throughout; `network` and "
+        "`layer`: learned in training, from 1.",
+        partial(
+            _means_and_errors,
+            keys=("data", "architecture", "by", "precision"),
+            names=("evidence", "accuracy_map", "log_density_map", "calibration_error_map"),
         ),
     ),
-    "invariance": (
-        (
-            "A rotation that is learned",
-            "Mean over seeds ± standard error; `rotation` is half the range, in degrees, "
-            "from a start of 11.5.",
-            partial(
-                _means_and_errors,
-                keys=("architecture", "turned", "invariance"),
-                names=("rotation", "evidence", "accuracy_map", "log_density_map"),
-            ),
-        ),
+    ("training-speed", "Against the number of points", "Accuracy, %, mean over seeds.", size_rows),
+    (
+        "training-speed",
+        "Speed and end",
+        "Training speed is the sum of log densities of the next n points, n = 25, 50, ..., in "
+        "nats; the LML is that of the last n with precisions fitted to it.",
+        speed_ranks,
     ),
-    "online-regression": (
-        (
-            "UCI networks [D, 50, 1], precisions and noise learned online",
-            "Test NLL, nats in original units, mean over splits ± standard error, beside Immer et "
-            "al. (2021, Table 1; ten splits of their own).",
-            regression_rows,
-        ),
-    ),
-    "online-search": (
-        (
-            "Precisions from a grid, and learned online",
-            "Mean over seeds ± standard error. `grid`: one precision throughout; `network` and "
-            "`layer`: learned in training, from 1.",
-            partial(
-                _means_and_errors,
-                keys=("data", "architecture", "by", "precision"),
-                names=("evidence", "accuracy_map", "log_density_map", "calibration_error_map"),
-            ),
-        ),
-    ),
-    "training-speed": (
-        ("Against the number of points", "Accuracy, %, mean over seeds.", size_rows),
-        (
-            "Speed and end",
-            "Training speed is the sum of log densities of the next n points, n = 25, 50, ..., in "
-            "nats; the LML is that of the last n with precisions fitted to it.",
-            speed_ranks,
-        ),
-    ),
-}
+)
+"""Study, title, text and table of each section."""
 
 
 def sections(done: pandas.DataFrame) -> Iterator[str]:
     """The sections of the report."""
-    for study, tables in _SECTIONS.items():
+    for study, title, text, make in _SECTIONS:
         cells = done[done["study"] == study].dropna(axis="columns", how="all")
-        for title, text, make in tables if len(cells) else ():
-            shown = make(cells)
+        if len(cells):
+            shown = _by_size(make, cells) if study == "architectures" else make(cells)
             if len(shown):
                 yield section(title, text, table(shown))
 
@@ -378,11 +357,10 @@ def _grid(
     device: Device = "cpu",
 ) -> list[dict[str, Any]]:
     """The cells of a study, whose settings options replace, or of experiments of the ledger."""
-    given = {
-        "data": data, "architectures": architectures, "precisions": precisions,
-        "num_train": num_train, "epochs": epochs, "seeds": seeds, "members": members,
-        "lr": lr,
-    }  # fmt: skip
+    given = dict(
+        data=data, architectures=architectures, precisions=precisions, num_train=num_train,
+        epochs=epochs, seeds=seeds, members=members, lr=lr,
+    )  # fmt: skip
     if study in STUDIES:
         return make_grid(study, **given, device=device)
     # An experiment has the paper's settings: options would make it another one.
@@ -398,10 +376,7 @@ def _grid(
 
 def _sweeps(cells: list[dict[str, Any]]) -> Iterator[Sweep]:
     for name, some in itertools.groupby(cells, lambda cell: cell.get("experiment")):
-        if name is None:
-            yield Sweep(list(some), run_cell)
-        else:
-            yield Sweep(list(some), EXPERIMENTS[name].run)
+        yield Sweep(list(some), EXPERIMENTS[name].run if name else run_cell)
 
 
 def _study_cells(cells: pandas.DataFrame) -> pandas.DataFrame:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
@@ -39,8 +38,7 @@ DATA = {
 _MOST_TEST = 2000
 
 
-@dataclass(frozen=True)
-class Images:
+class Images(NamedTuple):
     """Images of ten classes.
 
     Attributes:
@@ -182,10 +180,8 @@ def _resnet(channels: int, size: int, outputs: int, width: int, depth: int) -> t
         torch.nn.Conv2d(channels, width, 3, padding=1, bias=False), Shift(), torch.nn.ReLU(),
     ]  # fmt: skip
     for block in range(depth):
-        wide = width * 2**block
-        layers.append(
-            FixupBlock(width * 2 ** max(block - 1, 0), wide, depth, stride=1 + (block > 0))
-        )
+        narrow, wide = width * 2 ** max(block - 1, 0), width * 2**block
+        layers.append(FixupBlock(narrow, wide, depth, stride=1 + (block > 0)))
     last = torch.nn.Linear(width * 2 ** (depth - 1), outputs)
     # Fixup: the network starts as a constant function.
     torch.nn.init.zeros_(last.weight)
@@ -238,13 +234,10 @@ class FixupBlock(torch.nn.Module):
         self.branch = torch.nn.Sequential(
             Shift(), first, Shift(), torch.nn.ReLU(), Shift(), second, Scale(), Shift()
         )
+        self.skip = torch.nn.Identity()
         # A block that changes the shape needs a convolution on its skip too.
-        plain = inputs == outputs and stride == 1
-        self.skip = (
-            torch.nn.Identity()
-            if plain
-            else torch.nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-        )
+        if inputs != outputs or stride != 1:
+            self.skip = torch.nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images of the block's channels, ``(N, outputs, ...)``."""
@@ -253,7 +246,6 @@ class FixupBlock(torch.nn.Module):
 
 CLASSES = 10
 _AT_ONCE = 500
-
 
 STRUCTURES = {
     "full": Full(), "block": BlockDiagonal("layer"), "block-parameter": BlockDiagonal("parameter"),
@@ -268,8 +260,8 @@ def objective(
     network: torch.nn.Module,
     num_data: int,
     precision: float,
-    by: Literal["network", "layer", "parameter"] = "network",
-    curvature: Any = None,
+    by: Any = "network",
+    curvature: Any = STRUCTURES["kronecker"],
     augmentation: torch.nn.Module | None = None,
     **options: Any,
 ) -> LaplaceMarginalLogLikelihood:
@@ -280,7 +272,7 @@ def objective(
         num_data: Number of points that it is trained on.
         precision: Prior precision of all weights.
         by: Groups of weights with a precision each.
-        curvature: The structure; Kronecker, diagonal for parameters of other layers, if None.
+        curvature: The structure.
         augmentation: Of the model.
         **options: Of the objective.
     """
@@ -288,53 +280,37 @@ def objective(
     prior = GaussianWeightPrior(network, by, precision)
     model = LinearizedNetwork(network, prior, augmentation)
     likelihood = SoftmaxLikelihood(num_classes=CLASSES, mixing_weights=False).to(device)
-    structure = Kronecker(others="diagonal") if curvature is None else curvature
-    return LaplaceMarginalLogLikelihood(likelihood, model, num_data, structure, **options)
+    return LaplaceMarginalLogLikelihood(likelihood, model, num_data, curvature, **options)
 
 
 def trained(
-    network: torch.nn.Module,
-    x: Tensor,
-    y: Tensor,
-    precision: float,
-    epochs: int,
-    seed: int,
-    lr: float = 3e-3,
+    network: torch.nn.Module, x: Tensor, y: Tensor, cell: Mapping[str, Any]
 ) -> LaplaceMarginalLogLikelihood:
-    """A network at its mode under a prior; in eval mode."""
-    mll = objective(network, len(x), precision)
+    """A network at its mode under a prior; in eval mode.
+
+    The cell has the ``precision``, ``epochs``, the ``seed`` of the order of the points, and the
+    learning rate ``lr`` where it is not .003.
+    """
+    mll, lr = objective(network, len(x), cell["precision"]), cell.get("lr", 3e-3)
     fit_map(
-        mll, x, y, epochs=epochs, batch_size=100, lr=lr, final_lr=lr / 100, seed=seed,
-        progress=False,
+        mll, x, y, epochs=cell["epochs"], batch_size=100, lr=lr, final_lr=lr / 100,
+        seed=cell["seed"], progress=False,
     )  # fmt: skip
     network.eval()
     return mll
 
 
 def trained_online(
-    network: torch.nn.Module,
-    x: Tensor,
-    y: Tensor,
-    precision: float,
-    by: Literal["network", "layer"],
-    epochs: int,
-    seed: int,
-    lr: float = 3e-3,
+    network: torch.nn.Module, x: Tensor, y: Tensor, cell: Mapping[str, Any], by: str
 ) -> LaplaceMarginalLogLikelihood:
-    """A network whose precisions are learned by the evidence in training; in eval mode.
+    """A network whose precisions, from one start, are learned by the evidence; in eval mode.
 
-    Args:
-        network: The network.
-        x: Points.
-        y: Classes.
-        precision: The start of all precisions.
-        by: Groups of weights with a precision each.
-        epochs: Passes over the points, in which precisions are updated ten times at most, and half
-            as many more at the precisions that were best.
-        seed: Of the order of the points.
-        lr: Of the passes in which precisions are learned; a third of it afterwards.
+    They are updated ten times at most in the epochs, each after several. Half as many epochs
+    follow at the precisions that were best, at a third of the learning rate. The cell is as for
+    :func:`trained`; ``by`` says which groups of weights have a precision.
     """
-    mll = objective(network, len(x), precision, by)
+    mll, lr = objective(network, len(x), cell["precision"], by), cell.get("lr", 3e-3)
+    epochs, seed = cell["epochs"], cell["seed"]
     fit_online(
         mll, x, y, epochs=epochs, batch_size=100, lr=lr, burn_in=min(5, epochs - 1),
         every=max(5, epochs // 10), hyper_steps=50, seed=seed, progress=False,
@@ -361,9 +337,16 @@ def outputs_at(network: torch.nn.Module, x: Tensor) -> Tensor:
     return torch.cat([network(batch) for batch in x.split(_AT_ONCE)])
 
 
+def mode_scores(
+    mll: LaplaceMarginalLogLikelihood, x: Tensor, y: Tensor, label: str
+) -> dict[str, float]:
+    """:func:`predictive_scores` of the network as it is."""
+    return predictive_scores(mll, outputs_at(mll.model.network, x).unsqueeze(0), y, label)
+
+
 def predictive_scores(
     mll: LaplaceMarginalLogLikelihood, outputs: Tensor, y: Tensor, label: str
-) -> Mapping[str, float]:
+) -> dict[str, float]:
     """Accuracy, log density and calibration error of the mean over draws.
 
     Args:

@@ -6,11 +6,10 @@ import gpytorch
 import pytest
 import torch
 
-from benchmarks.evidence.combination import (
+from benchmarks.evidence.ledger.training_speed_linear import (
     ModelPredictions,
-    expected_weights,
+    learned_weights,
     model_predictions,
-    sampled_weights,
 )
 from gpclml.evaluation import log_marginal_likelihood
 from gpclml.evidence.training_speed import training_speed
@@ -27,9 +26,8 @@ def data():
     return x, torch.sin(6 * x.squeeze(-1)) + 0.2 * noise
 
 
-def gp(lengthscale, kernel="rbf", points=None):
-    x, y = points or data()
-    model = GPRegression(x, y, kernel, "zero", standardize=False)
+def gp(lengthscale, kernel="rbf"):
+    model = GPRegression(*data(), kernel, "zero", standardize=False)
     model.likelihood.noise = torch.tensor(0.1, dtype=torch.float64)
     if kernel == "rbf":
         model.covar_module.base_kernel.lengthscale = torch.tensor(lengthscale, dtype=torch.float64)
@@ -74,19 +72,6 @@ def test_predictions_are_those_of_refitted_models(scheme):
         torch.testing.assert_close(result.variances[:, j], expected[:, 1], rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_missing_targets_are_left_out(scheme):
-    x, y = data()
-    holes = y.clone()
-    holes[[0, 5]] = math.nan
-    there = ~holes.isnan()
-    with gpytorch.settings.observation_nan_policy("mask"):
-        result = model_predictions([gp(0.3, points=(x, holes))], scheme)
-    expected = model_predictions([gp(0.3, points=(x[there], y[there]))], scheme)
-    for name in ("means", "variances", "target"):
-        torch.testing.assert_close(getattr(result, name), getattr(expected, name))
-
-
 def optimal_weights(given):
     """Those of least expected squared error."""
     m, v, y = given.means, given.variances, given.target
@@ -96,13 +81,13 @@ def optimal_weights(given):
 def test_expected_descent_is_the_mean_of_sampled_descent():
     given = predictions()
     for passes in (1, 3):
-        expected = expected_weights(given, 0.02, passes)
+        expected = learned_weights(given, 0.02, passes)
         runs = 20_000
-        sampled = sampled_weights(given, 0.02, passes, runs=runs, seed=0)
+        sampled = learned_weights(given, 0.02, passes, runs=runs, seed=0)
         assert sampled.shape == (runs, 3)
         off = (sampled.mean(0) - expected) / (sampled.std(0) / math.sqrt(runs))
         assert float(off.abs().max()) < 4
-        again = sampled_weights(given, 0.02, passes, runs=runs, seed=0)
+        again = learned_weights(given, 0.02, passes, runs=runs, seed=0)
         assert torch.equal(again, sampled)
 
 
@@ -115,9 +100,9 @@ def test_sampled_descent_takes_the_steps_of_autograd():
             optimizer.zero_grad()
             (weights @ f - y).square().backward()
             optimizer.step()
-    sampled = sampled_weights(given, 0.03, 2, runs=2, seed=0)
+    sampled = learned_weights(given, 0.03, 2, runs=2, seed=0)
     torch.testing.assert_close(sampled, weights.detach().expand(2, 3))
-    torch.testing.assert_close(expected_weights(given, 0.03, 2), weights.detach())
+    torch.testing.assert_close(learned_weights(given, 0.03, 2), weights.detach())
 
 
 def test_concurrent_draws_weigh_the_model_of_higher_evidence_more():
@@ -130,8 +115,8 @@ def test_concurrent_draws_weigh_the_model_of_higher_evidence_more():
     smooth, rough = optimal_weights(given).tolist()
     assert smooth > rough + 0.2
     for learned in (
-        expected_weights(given, 0.02, 20),
-        sampled_weights(given, 0.02, 20, runs=200, seed=0).mean(0),
+        learned_weights(given, 0.02, 20),
+        learned_weights(given, 0.02, 20, runs=200, seed=0).mean(0),
     ):
         assert float(learned[0] - learned[1]) > 0.2
     # Once it has seen a point, the rough model too predicts it: they are told apart less.

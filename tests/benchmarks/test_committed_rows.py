@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.dkt.cells import run_cell as run_tasks
 from benchmarks.dkt.study import make_grid as make_tasks
-from benchmarks.evidence.grid import make_grid as make_networks
-from benchmarks.evidence.grid import run_cell as run_network
+from benchmarks.evidence.cells import make_grid as make_networks
+from benchmarks.evidence.cells import run_cell as run_network
 from benchmarks.tables.cells import run_cell as run_table
 from benchmarks.tables.classes import run_class_cell
 from benchmarks.uci.cells import run_cell as run_fit

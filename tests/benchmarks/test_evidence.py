@@ -9,7 +9,7 @@ from table_files import register, smooth_rows, write_table
 from typer.testing import CliRunner
 
 from benchmarks.data.files import data_files
-from benchmarks.evidence.grid import STUDIES, make_grid, run_cell
+from benchmarks.evidence.cells import make_grid, run_cell
 from benchmarks.evidence.study import STUDY, report
 from benchmarks.evidence.training import (
     ARCHITECTURES,
@@ -94,17 +94,13 @@ def test_a_study_end_to_end(study, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_report_of_two_networks_has_no_correlations(tmp_path):
-    run_small("architectures", tmp_path / "a.sqlite", names=("mlp-8x1", "cnn-4x1"))
+def test_two_networks_have_no_correlations_and_more_images_rows_of_their_own(tmp_path):
+    options = ("architectures", tmp_path / "a.sqlite", "--members", 1)
+    run_small(*options, names=("mlp-8x1", "cnn-4x1"), num_train=40)
     told = report_of(tmp_path / "a.sqlite")
     assert "## The networks" in told
     assert "correlation" not in told
-
-
-@pytest.mark.slow
-def test_networks_on_more_images_have_rows_of_their_own(tmp_path):
-    for count in (40, 120):
-        run_small("architectures", tmp_path / "a.sqlite", "--members", 1, num_train=count)
+    run_small(*options)
     told = report_of(tmp_path / "a.sqlite")
     assert "| images | precision | architecture |" in told
     assert "## What one network and averages reach" in told
@@ -113,24 +109,17 @@ def test_networks_on_more_images_have_rows_of_their_own(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_ensemble_adds_scores_and_changes_no_other():
-    (cell,) = make_grid("architectures", **(SMALL | ONE))
+def test_an_ensemble_adds_scores_and_learned_precisions_have_the_larger_evidence():
+    (cell,) = make_grid("architectures", **(SMALL | ONE | {"epochs": 12}))
     alone, together = (run_cell(cell | {"members": members}) for members in (1, 2))
     added = together.keys() - alone.keys()
-    assert added == {
-        "clml_ensemble", "accuracy_ensemble", "log_density_ensemble", "calibration_error_ensemble",
-    }  # fmt: skip
+    results = ("clml", "accuracy", "log_density", "calibration_error")
+    assert added == {f"{name}_ensemble" for name in results}
     assert {name: together[name] for name in alone} == alone
     assert together["log_density_ensemble"] != alone["log_density_map"]
-
-
-@pytest.mark.slow
-def test_precisions_learned_in_training_have_the_larger_evidence():
-    cells = make_grid("architectures", **(SMALL | ONE | {"epochs": 12}))
-    (scores,) = [run_cell(cell | {"members": 1}) for cell in cells]
-    assert scores["lml_online"] > scores["lml"]
-    assert scores["accuracy_online"] > 0.1
-    assert scores["log_density_online"] < 0.0
+    assert alone["lml_online"] > alone["lml"]
+    assert alone["accuracy_online"] > 0.1
+    assert alone["log_density_online"] < 0.0
 
 
 @pytest.mark.slow
@@ -198,7 +187,8 @@ def test_residual_network_is_trained():
     data = images("digits", 1000, 1)
     x, y = data.train_x, data.train_y
     start = network("resnet-8x1", x.shape[1], x.shape[-1], CLASSES, 1)
-    trained(start, x, y, 0.1, 50, 1, lr=learning_rate("resnet-8x1"))
+    cell = {"precision": 0.1, "epochs": 50, "seed": 1, "lr": learning_rate("resnet-8x1")}
+    trained(start, x, y, cell)
     assert (outputs_at(start, x).argmax(-1) == y).double().mean() > 0.9
 
 
@@ -218,4 +208,3 @@ def test_bad_arguments(tmp_path):
     ran = command("run", "bounds", "--num-train", 99999, "--results", tmp_path / "a.sqlite")
     assert ran.exit_code == 2
     assert "num_train" in ran.output
-    assert set(STUDIES) == {"architectures", "bounds", "invariance", "online", "training-speed"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pandas
 import pytest
@@ -9,12 +11,7 @@ import torch
 
 from benchmarks.evidence.ledger import evidence_bounds, evidence_ranking, online_curve, uci_networks
 from benchmarks.evidence.ledger.claims import rank_correlations, rank_interval
-from benchmarks.evidence.ledger.stacked_networks import (
-    Networks,
-    objective,
-    train_fixed,
-    train_online,
-)
+from benchmarks.evidence.ledger.stacked_networks import Networks, objective, train_online
 from benchmarks.evidence.training import objective as classifier
 from gpclml.curvature import BlockDiagonal, FunctionSpace
 from gpclml.fit import fit_map
@@ -29,8 +26,15 @@ def trained_stack(seeds, precisions, noise, epochs, batch_size=None):
     x, y = standardized_curve()
     k = len(seeds)
     data = x.expand(k, -1, -1), y.expand(k, -1)
-    networks = Networks(seeds, *data, epochs, batch_size=batch_size)
-    train_fixed(networks, precisions, noise)
+    return trained(Networks(seeds, *data, epochs, batch_size), precisions, noise)
+
+
+def trained(networks, precisions, noise):
+    """At precisions and noises of each network that stay as they are."""
+    precisions = torch.tensor(precisions).unsqueeze(-1).expand(-1, 4)
+    for done in range(networks.epochs):
+        networks.epoch(done, torch.tensor(noise), precisions)
+    networks.copy_weights()
     return networks
 
 
@@ -58,26 +62,23 @@ def test_batches_of_a_stack_have_their_share_of_the_prior():
 def test_a_stack_climbs_the_log_joint_of_the_library():
     x, y = (values[:40] for values in standardized_curve())
     networks = Networks([0], x[None], y[None], 1)
-    before = objective(networks.single[0], 40, precision=2.0, noise=0.3)
     other = Networks([0], x[None], y[None], 1)
     fit_map(
         objective(other.single[0], 40, precision=2.0, noise=0.3), other.x[0], other.y[0], epochs=1,
         lr=1e-2, progress=False,
     )  # fmt: skip
-    train_fixed(networks, [2.0], [0.3])
-    for ours, two in zip(
-        networks.single[0].parameters(), other.single[0].parameters(), strict=True
-    ):
-        assert torch.allclose(ours, two, atol=1e-6)
-    assert before.model.network is networks.single[0]
+    trained(networks, [2.0], [0.3])
+    both = (net.single[0].parameters() for net in (networks, other))
+    for ours, library in zip(*both, strict=True):
+        assert torch.allclose(ours, library, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_hyperparameters_learned_online_raise_the_evidence():
     x, y = standardized_curve()
-    networks = Networks([0, 0], x.expand(2, -1, -1), y.expand(2, -1), 300, torch.nn.Tanh)
+    networks = Networks([0, 0], x.expand(2, -1, -1), y.expand(2, -1), 300)
     mlls = [objective(network, len(y), by="network", precision=10.0) for network in networks.single]
-    history = train_online(networks, mlls, every=10)
+    history = train_online(networks, mlls, {"every": 10})
     assert np.allclose(history[0], history[1], atol=1e-3)
     assert history[0][-1] > history[0][0] + 0.1
     kept = mlls[0].evidence_of(networks.x[0], networks.y[0])()
@@ -104,7 +105,8 @@ def test_the_verdict_on_depths_is_of_raw_inputs(errors, verdict):
         for depth, error in zip((1, 3), errors, strict=True)
         for seed in range(3)
     ]  # fmt: skip
-    assert online_curve._depths(pandas.DataFrame(rows)).verdict == verdict
+    cells = pandas.DataFrame(rows).assign(start=1, held=0)
+    assert next(iter(online_curve.EXPERIMENT.claims(cells))).verdict == verdict
 
 
 def cells_of_uci(nlls: dict[str, float], data: str = "yacht") -> pandas.DataFrame:
@@ -124,7 +126,7 @@ def test_verdicts_on_uci_networks():
     full, fisher, kronecker, online, posterior = (claim.verdict for claim in claims)
     assert (full, fisher, kronecker) == ("reproduced", "not", "reproduced")
     assert (online, posterior) == ("reproduced", "not")  # the posterior is worse than the mode
-    better = uci_networks.EXPERIMENT.claims(cells_of_uci(nlls | {"kronecker": 1.2}))[2]
+    _, _, better, *_ = uci_networks.EXPERIMENT.claims(cells_of_uci(nlls | {"kronecker": 1.2}))
     assert (better.verdict, better.ours) == ("not", "yacht 1.20 ± 0.01; better on: yacht")
 
 
@@ -161,27 +163,21 @@ def test_an_interval_of_rank_correlations():
 
 def test_blocks_of_layers_from_inner_products():
     data, network = evidence_bounds.large_images("digits", 3, 0), evidence_bounds.mini_net(0)
-    values = []
-    for structure in (FunctionSpace(), BlockDiagonal("layer")):
-        mll = classifier(network.double(), 3, 2.0, "network", structure)
-        values.append((mll, mll.evidence_of(data.train_x.double(), data.train_y)))
-    (mll, kernel), (_, blocks) = values
+    structures = FunctionSpace(), BlockDiagonal("layer")
+    mlls = [classifier(network.double(), 3, 2.0, "network", each) for each in structures]
+    kernel, blocks = (mll.evidence_of(data.train_x.double(), data.train_y) for mll in mlls)
     with torch.no_grad():
-        assert evidence_bounds._layered_evidence(kernel, mll) == pytest.approx(float(blocks()))
+        assert evidence_bounds._layered_evidence(kernel, mlls[0]) == pytest.approx(float(blocks()))
         assert float(kernel()) > float(blocks())
     assert float(data.train_x.min()) == 0
 
 
 def test_the_verdict_on_an_optimum():
     curves = {"diagonal, 1, random, all": np.zeros(33)}
-    names = [
-        f"kernel, {f:g}, random, {o}" for f in (0.05, 0.1, 0.2, 0.5, 1) for o in ("all", "single")
-    ]
-    names += [f"block, {f:g}, random, all" for f in (0.05, 0.1, 0.2, 0.5, 1)]
-    names += [f"kernel, {f:g}, class, all" for f in (0.05, 0.1)]
-    names.append("kronecker, 1, random, all")
-    for name in names:
-        curves[name] = -np.abs(np.arange(33.0) - 16)
+    others = ("random, all", "random, single", "class, all")
+    for structure, other in itertools.product(("kernel", "block", "kronecker"), others):
+        for share in (0.05, 0.1, 0.2, 0.5, 1):
+            curves[f"{structure}, {share:g}, {other}"] = -np.abs(np.arange(33.0) - 16)
     verdicts = []
     for index in (17, 18):
         curves["kernel, 0.2, random, single"] = -np.abs(np.arange(33.0) - index)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import evidence
-from benchmarks.evidence.ledger import elbo, mlp_mean, training_speed_kernel
+from benchmarks.evidence.ledger import elbo, gaussian_processes, training_speed_kernel
 from benchmarks.evidence.ledger.claims import AtLeast, Claim, together
 from benchmarks.evidence.ledger.elbo import learned_bound
 from benchmarks.evidence.ledger.out_of_reach import INDEX, OUT_OF_REACH, REASONS
@@ -189,7 +189,7 @@ def test_intervals_leave_out_networks_that_learned_nothing():
         "architecture": [f"mlp-{i}x1" for i in range(12)], "precision": 1.0,
         "lml": score[::-1], "lml_layer": score, "clml": score, "validation": score,
         "log_density_bma": score, "log_density_map": score,
-        "posterior_scale": [0.0001] * 3 + [0.01] * 9,
+        "posterior_scale": [0.0001] * 3 + [0.01] * 9, "posterior_at_edge": [1.0] * 3 + [0.0] * 9,
         "accuracy_map": [0.1] * 4 + [0.5 + 0.05 * i for i in range(8)], "clml_draws": 10.0,
     })  # fmt: skip
     rows = intervals(cells)
@@ -235,11 +235,12 @@ def _finite_kernel(x, width, pooled):
 
 
 def test_importance_weights_of_the_exact_posterior_are_the_evidence():
-    learned = learned_bound("full", 0, 3, [0.1], num_features=30)
+    cell = {"family": "full", "seed": 0, "steps": 3, "rates": [0.1], "num_features": 30}
+    learned = learned_bound(cell)
     weights = elbo._log_weights(learned, 5, torch.Generator().manual_seed(0))
     assert weights.tolist() == pytest.approx([learned.scores()["lml"]] * 5, abs=1e-6)
 
 
 def test_the_draw_of_the_network_mean_is_that_of_the_authors():
-    _, y = mlp_mean._data(mlp_mean._PAPER_SEED)
+    _, y = gaussian_processes._mean_data(gaussian_processes._MEAN_SEED)
     assert y[:5].tolist() == pytest.approx([-1.0259, -1.1086, -1.1705, -0.7803, -1.0591], abs=1e-4)

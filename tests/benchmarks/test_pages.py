@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from typer.main import get_command
 
 from benchmarks.dkt.studies import STUDIES as FEW_SHOT
-from benchmarks.evidence.grid import STUDIES as NETWORKS
+from benchmarks.evidence.cells import STUDIES as NETWORKS
 from benchmarks.evidence.ledger.page import EXPERIMENTS
 from benchmarks.uci.grid import STUDIES as GRIDS
 

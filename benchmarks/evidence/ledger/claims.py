@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -72,7 +72,7 @@ class Experiment:
     title: str
     grid: Callable[[], Iterable[Mapping[str, Any]]]
     run: Callable[[Mapping[str, Any]], dict[str, Any]]
-    claims: Callable[[pandas.DataFrame], Sequence[Claim]]
+    claims: Callable[[pandas.DataFrame], Iterable[Claim]]
     draw: Callable[[pandas.DataFrame, Figure], None]
     size: tuple[float, float] = (8.0, 3.2)
     hours: bool = False
@@ -98,7 +98,11 @@ class Experiment:
         differences = []
         for name, value in stated.items():
             here = self.constants[name] if name in self.constants else _setting(cells, name)
-            if not (value.holds(here) if isinstance(value, AtLeast) else here == value):
+            if isinstance(value, AtLeast):
+                agrees = bool(np.size(here)) and np.min(here) >= value.least  # in all cells
+            else:
+                agrees = here == value
+            if not agrees:
                 words = name.replace("_", " ")
                 differences.append(f"{words} {_setting_text(here)} (paper: {_setting_text(value)})")
         return differences
@@ -110,14 +114,10 @@ class AtLeast:
 
     least: float
 
-    def holds(self, here: Any) -> bool:
-        """Whether all cells have as many."""
-        return bool(np.size(here)) and bool(np.min(here) >= self.least)
-
 
 def _setting(cells: pandas.DataFrame, name: str) -> Any:
     """What all cells have in a column, or the sorted tuple of what they have."""
-    values = [] if name not in cells else cells[name].dropna().tolist()
+    values = cells.get(name, pandas.Series()).dropna()
     distinct = sorted({tuple(value) if isinstance(value, list) else value for value in values})
     return distinct[0] if len(distinct) == 1 else tuple(distinct)
 
@@ -151,13 +151,6 @@ def together(claims: Mapping[str, Claim]) -> Claim:
         remark="\n\n".join(dict.fromkeys(claim.remark for claim in several if claim.remark)),
         doubt=" ".join(doubts),
     )  # fmt: skip
-
-
-def claims_by(
-    *functions: Callable[[pandas.DataFrame], Claim],
-) -> Callable[[pandas.DataFrame], list[Claim]]:
-    """Reads each claim off the cells by a function of its own."""
-    return lambda cells: [function(cells) for function in functions]
 
 
 def array(lists: pandas.Series) -> NDArray[np.float64]:
@@ -195,9 +188,6 @@ def rank_correlations(first: Iterable, second: Iterable) -> NDArray[np.float64]:
     return np.array([spearmanr(*pair).statistic for pair in pairs])  # type: ignore[attr-defined]
 
 
-_RESAMPLED = 2000
-
-
 def rank_interval(first: ArrayLike, second: ArrayLike) -> tuple[float, float, float]:
     """Spearman's rank correlation of two scores, and the ends of an interval over models.
 
@@ -205,7 +195,7 @@ def rank_interval(first: ArrayLike, second: ArrayLike) -> tuple[float, float, fl
     """
     x, y = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     # Models are drawn with replacement, scores of one model together.
-    drawn = np.random.RandomState(0).randint(len(x), size=(_RESAMPLED, len(x)))
+    drawn = np.random.RandomState(0).randint(len(x), size=(2000, len(x)))
     low, high = np.nanquantile(rank_correlation_rows(x[drawn], y[drawn]), (0.025, 0.975))
     return float(rank_correlation_rows(x[None], y[None])[0]), float(low), float(high)
 

@@ -18,7 +18,6 @@ from benchmarks.evidence.ledger.claims import (
     AtLeast,
     Claim,
     Experiment,
-    claims_by,
     differs,
     graded,
     listed,
@@ -65,28 +64,22 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     if cell["benchmark"] == "uci":
         rows = rows[rows["kernel"] == "deep-bottleneck"]
     columns = [name for name in _COLUMNS[cell["benchmark"]] if name in rows]
-    # The LML holds out no share.
     values = rows[columns].astype(object).where(rows[columns].notna(), None)
-    return {name: values[name].tolist() for name in columns} | {
-        "num_seeds": int(rows["seed"].nunique())
-    }
+    return values.to_dict("list") | {"num_seeds": int(rows["seed"].nunique())}
 
 
 def _rows(cells: pandas.DataFrame, name: str) -> pandas.DataFrame:
     """The rows of a file."""
-    columns = [column for several in _COLUMNS.values() for column in several if column in cells]
     row = cells[cells["rows"] == name].iloc[0]
-    return pandas.DataFrame({c: row[c] for c in columns if isinstance(row[c], list)})
+    return pandas.DataFrame({c: values for c, values in row.items() if isinstance(values, list)})
 
 
 def _medians(rows: pandas.DataFrame, score: str = "rmse", by: str = "median") -> pandas.DataFrame:
     """A score under each objective, m = .9 n, by data set and number of points."""
-    lml = rows[rows["objective"] == "lml"]
-    clml = rows[(rows["objective"] == "clml") & np.isclose(rows["held_out"].astype(float), _SHARE)]
-    groups = {
-        name: r.groupby(["dataset", "n"])[score] for name, r in (("lml", lml), ("clml", clml))
-    }
-    return pandas.DataFrame({name: group.agg(by) for name, group in groups.items()}).dropna()
+    # The LML holds out no share.
+    held_out = np.isclose(rows["held_out"].astype(float), _SHARE)
+    kept = rows[held_out | (rows["objective"] == "lml")]
+    return kept.pivot_table(score, ["dataset", "n"], "objective", by).dropna()
 
 
 def _lower(table: pandas.DataFrame) -> tuple[int, int]:
@@ -94,23 +87,23 @@ def _lower(table: pandas.DataFrame) -> tuple[int, int]:
     return int((table["clml"] < table["lml"]).sum()), len(table)
 
 
-def _small_regimes(cells: pandas.DataFrame) -> Claim:
-    counts = {}
-    for name in cells["rows"]:
-        for by in ("median", "mean"):
-            table = _medians(_rows(cells, name), by=by)
-            counts[name, by] = _lower(table[table.index.get_level_values("n") <= _SMALL])
-    lower, number = counts["paper", "median"]
+def _deep_claims(cells: pandas.DataFrame) -> Iterator[Claim]:
     words = {"paper": "100 steps", "paper32": "in float32", "steps300": "300 steps"}
-    return Claim(
+    counts = {
+        (name, by): _lower(_medians(_rows(cells, name), by=by).query(f"n <= {_SMALL}"))
+        for name in words
+        for by in ("median", "mean")
+    }
+    lower, number = counts["paper", "median"]
+    yield Claim(
         "Lotfi et al. 2022, Figure 9a",
         "With few points a deep kernel trained by the CLML (m = .9 n) has a lower test error than "
         "one trained by the LML.",
         "lower medians in 18 of 18 rows of six sets, n = 100, 200, 300",
         "; ".join(
-            f"{words[name]}: lower medians in {counts[name, 'median'][0]} of "
-            f"{counts[name, 'median'][1]} rows, lower means in {counts[name, 'mean'][0]}"
-            for name in cells["rows"]
+            f"{text}: lower medians in {counts[name, 'median'][0]} of {counts[name, 'median'][1]} "
+            f"rows, lower means in {counts[name, 'mean'][0]}"
+            for name, text in words.items()
         ),
         graded(lower == number, lower > number / 2),
         rule="lower median after 100 steps in each row; partly if in more than half of them",
@@ -119,14 +112,12 @@ def _small_regimes(cells: pandas.DataFrame) -> Claim:
         "With 300 steps more rows agree, with none of the settings all.",
     )
 
-
-def _gap_closes(cells: pandas.DataFrame) -> Claim:
     table = _medians(_rows(cells, "paper"))
     gap = (table["lml"] - table["clml"]).unstack()
     small = gap[[n for n in gap if n <= _SMALL]].mean(axis=1)
     large = gap[[n for n in gap if n > _SMALL]].mean(axis=1)
     closes = (small - large).dropna()
-    return Claim(
+    yield Claim(
         "Lotfi et al. 2022, Section 8.2, on Figure 9a",
         "The gap between LML and CLML closes as n grows.",
         "by the text",
@@ -137,28 +128,16 @@ def _gap_closes(cells: pandas.DataFrame) -> Claim:
         doubt="Ours: as for Figure 9a.",
     )
 
-
-def _shares(rows: pandas.DataFrame, n: int | None = None) -> pandas.DataFrame:
-    """Mean RMSE by data set (rows) and share of points conditioned on (columns)."""
-    clml = rows[rows["objective"] == "clml"]
-    clml = clml if n is None else clml[clml["n"] == n]
-    m = (1 - clml["held_out"].astype(float)).round(2)
-    return clml.groupby(["dataset", m])["rmse"].mean().unstack()
-
-
-def _choice_of_m(cells: pandas.DataFrame) -> Claim:
     rows = _rows(cells, "paper")
-    table = _shares(rows)
-    trends = {name: spearmanr(table.columns, values).statistic for name, values in table.iterrows()}  # type: ignore[attr-defined]
-    ends = [_shares(rows, n)[[table.columns[0], table.columns[-1]]] for n in (100, 300)]
-    lines = []
-    for name in table.index:
+    table, lines = _shares(rows), []
+    ends = [_shares(rows[rows["n"] == n])[[*table][:: len([*table]) - 1]] for n in (100, _SMALL)]
+    for name, values in table.iterrows():
         first, last = (" to ".join(f"{value:.3f}" for value in end.loc[name]) for end in ends)
-        values = ", ".join(f"{value:.3f}" for value in table.loc[name])
-        text = f"{name} {values} (n = 100 {first}, n = 300 {last})"
-        lines.append((text, trends[name] <= -0.5))
+        means = ", ".join(f"{value:.3f}" for value in values)
+        trend = spearmanr(table.columns, values).statistic  # type: ignore[attr-defined]
+        lines.append((f"{name} {means} (n = 100 {first}, n = 300 {last})", trend <= -0.5))
     shares = ", ".join(f"{share:g}" for share in table.columns)
-    return Claim(
+    yield Claim(
         "Lotfi et al. 2022, Figure 24",
         "The more points are conditioned on, the lower the test error.",
         "the general trend, by the caption; relatively stable, by Appendix J",
@@ -168,8 +147,6 @@ def _choice_of_m(cells: pandas.DataFrame) -> Claim:
         "(concrete, energy and boston with 300 points), a smaller m is as good.",
     )
 
-
-def _three_hundred(cells: pandas.DataFrame) -> Claim:
     lines = []
     for name, steps in (("paper", "100 steps"), ("steps300", "300 steps")):
         tables = [_medians(_rows(cells, name), score, "mean") for score in ("rmse", "nll")]
@@ -178,7 +155,7 @@ def _three_hundred(cells: pandas.DataFrame) -> Claim:
         # The rule is of 100 steps.
         judged = [*(rmse < 0), *(nll < 0)] if name == "paper" else []
         lines.append((f"{steps}: {'; '.join(texts)}", *judged))
-    return Claim(
+    yield Claim(
         "Lotfi et al. 2022, Figure 25",
         "With 300 points the CLML has the better error and the better likelihood.",
         "on all six sets",
@@ -186,6 +163,13 @@ def _three_hundred(cells: pandas.DataFrame) -> Claim:
         rule="both lower after 100 steps, on each set",
         doubt="Ours: as for Figure 9a.",
     )
+
+
+def _shares(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Mean RMSE by data set (rows) and share of points conditioned on (columns)."""
+    clml = rows[rows["objective"] == "clml"]
+    m = (1 - clml["held_out"].astype(float)).round(2)
+    return clml.groupby(["dataset", m])["rmse"].mean().unstack()
 
 
 def _published_cells() -> list[dict[str, Any]]:
@@ -198,27 +182,24 @@ def _published_cells() -> list[dict[str, Any]]:
     ]
 
 
-def _their_claims(cells: pandas.DataFrame) -> list[Claim]:
-    rows = cells.assign(held_out=_SHARE)
-    tables = [_medians(rows, by=by) for by in ("median", "mean")]
+def _their_claims(cells: pandas.DataFrame) -> Iterator[Claim]:
+    tables = [_medians(cells.assign(held_out=_SHARE), by=by) for by in ("median", "mean")]
     (lower, number), (lower_means, _) = map(_lower, tables)
-    return [
-        Claim(
-            "Lotfi et al. 2022, Figure 9a, by the authors' code",
-            "The model of the authors' code, which is not that of their text, has a lower test "
-            "error by its CLML than by the LML.",
-            "lower medians in 18 of 18 rows",
-            f"lower medians in {lower} of {number} rows, lower means in {lower_means}: "
-            + "; ".join(
-                f"{name} {n} {row['lml']:.2f} to {row['clml']:.2f}"
-                for (name, n), row in tables[0].iterrows()  # type: ignore[misc]
-            ),
-            graded(lower == number, lower > number / 2),
-            rule="lower median in each row; partly if in more than half of them",
-            doubt="Rows, their order and the seeds of the published trials are not known.",
-            kind="question",
-        )
-    ]
+    yield Claim(
+        "Lotfi et al. 2022, Figure 9a, by the authors' code",
+        "The model of the authors' code, which is not that of their text, has a lower test error "
+        "by its CLML than by the LML.",
+        "lower medians in 18 of 18 rows",
+        f"lower medians in {lower} of {number} rows, lower means in {lower_means}: "
+        + "; ".join(
+            f"{name} {n} {row['lml']:.2f} to {row['clml']:.2f}"
+            for (name, n), row in tables[0].iterrows()  # type: ignore[misc]
+        ),
+        graded(lower == number, lower > number / 2),
+        rule="lower median in each row; partly if in more than half of them",
+        doubt="Rows, their order and the seeds of the published trials are not known.",
+        kind="question",
+    )
 
 
 def _draw_published(cells: pandas.DataFrame, figure: Figure) -> None:
@@ -236,9 +217,8 @@ def _draw_deep(cells: pandas.DataFrame, figure: Figure) -> None:
     gap, shares = figure.subplots(1, 2)
     rows = _rows(cells, "paper")
     table = _medians(rows)
-    for color, (name, values) in zip(
-        PALETTE, (table["lml"] - table["clml"]).groupby("dataset"), strict=False
-    ):
+    gaps = (table["lml"] - table["clml"]).groupby("dataset")
+    for color, (name, values) in zip(PALETTE, gaps, strict=False):
         gap.plot(values.index.get_level_values("n"), values, "o-", color=color, label=name)
     gap.axhline(0, color="gray", linewidth=0.8)
     gap.set(xlabel="points n", ylabel="median RMSE, LML less CLML")
@@ -251,7 +231,7 @@ def _draw_deep(cells: pandas.DataFrame, figure: Figure) -> None:
 DEEP_KERNELS = Experiment(
     "deep-kernels", "Deep kernels on UCI sets: LML and CLML",
     lambda: _cells("uci", ("paper", "paper32", "steps300")), run_cell,
-    claims_by(_small_regimes, _gap_closes, _choice_of_m, _three_hundred), _draw_deep,
+    _deep_claims, _draw_deep,
     size=(9.0, 3.4), items=("Figure 9", "Figure 24", "Figure 25"),
     paper={"Lotfi et al. 2022": {"network": "[D, 50, 50, 2]", "num_seeds": AtLeast(10)}},
     constants={"network": "[D, 50, 50, 2]"},
@@ -259,7 +239,6 @@ DEEP_KERNELS = Experiment(
     "and precision are not stated: Adam at .01, 100 steps, float64; the code of the authors has "
     "another network, [D, 50, 2], and float32.",
 )  # fmt: skip
-"""Lotfi et al. (2022), Figures 9a, 24 and 25."""
 
 
 PUBLISHED_DEEP_KERNELS = Experiment(
@@ -281,27 +260,23 @@ _REGRESSION = {("rotation", 10): "angles", ("periodic", 5): "sine waves, 5 point
                ("periodic", 10): "sine waves, 10 points"}  # fmt: skip
 
 
-def _gains(
-    cells: pandas.DataFrame, score: str
-) -> Iterator[tuple[tuple[str, str, int], np.ndarray]]:
+def _gains(cells: pandas.DataFrame, score: str) -> Iterator[tuple[Any, np.ndarray]]:
     """A score by the CLML less that by the LML, paired by seed, of kernel, study and shots."""
     rows = pandas.concat([_rows(cells, name) for name in cells["rows"]])
-    rows = rows[rows[score].notna()] if score in rows else rows[:0]
-    for key, some in rows.groupby(["kernel", "study", "shots"]):
+    for key, some in rows.dropna(subset=score).groupby(["kernel", "study", "shots"]):
         by = some.pivot_table(score, "seed", "objective")
         if {"lml", "clml"} <= set(by):
             yield key, (by["clml"] - by["lml"]).dropna().to_numpy(dtype=float)
 
 
-def _accuracy(cells: pandas.DataFrame) -> Claim:
+def _few_shot_claims(cells: pandas.DataFrame) -> Iterator[Claim]:
     gains = dict(_gains(cells, "accuracy"))
     lines = []
     for kernel, published in _ACCURACIES.items():
         for study, words in _TRANSFER.items():
-            gain = 100 * gains[kernel, study, 1]
-            sign = 1 if published > 0 else -1
+            gain, sign = 100 * gains[kernel, study, 1], 1 if published > 0 else -1
             lines.append((f"{kernel}, {words} {with_error(gain, 1, '+')}", differs(gain, sign)))
-    return Claim(
+    yield Claim(
         "Lotfi et al. 2022, Figure 9b and Table 4",
         "Learned from one data set's characters and tested on another's, kernels are more accurate "
         "by the CLML: cosine and batch-norm cosine; the linear kernel is less.",
@@ -313,8 +288,6 @@ def _accuracy(cells: pandas.DataFrame) -> Claim:
         "([all of it](../dkt/results/README.md)).",
     )
 
-
-def _error(cells: pandas.DataFrame) -> Claim:
     gains = dict(_gains(cells, "mse"))
     lines = [
         (f"{kernel}, {words} {with_error(gains[kernel, *study], 3, '+')}",
@@ -323,7 +296,7 @@ def _error(cells: pandas.DataFrame) -> Claim:
         for study, words in _REGRESSION.items()
         if (kernel, *study) in gains
     ]  # fmt: skip
-    return Claim(
+    yield Claim(
         "Lotfi et al. 2022, Figure 9c and Table 3",
         "Learned from few-shot regression tasks, RBF and spectral mixture kernels have the lower "
         "error by the CLML.",
@@ -338,10 +311,10 @@ def _error(cells: pandas.DataFrame) -> Claim:
 
 def _draw_few_shot(cells: pandas.DataFrame, figure: Figure) -> None:
     panels = figure.subplots(1, 2)
-    for axes, score, published in zip(
-        panels, ("accuracy", "mse"), (_ACCURACIES, _ERRORS), strict=True
+    for axes, score, published, scale, words in (
+        (panels[0], "accuracy", _ACCURACIES, 100, "points of accuracy"),
+        (panels[1], "mse", _ERRORS, 1, "squared error"),
     ):
-        scale, words = (100, "points of accuracy") if score == "accuracy" else (1, "squared error")
         names = {(study, 1): name for study, name in _TRANSFER.items()} | _REGRESSION
         gains = {
             (kernel, names[study, shots]): scale * gain
@@ -363,7 +336,7 @@ FEW_SHOT = Experiment(
     "few-shot", "Deep kernel transfer: LML and CLML",
     lambda: _cells("dkt", ("characters", "batch-norm", "batch-norm-clml", "batch-norm-mnist",
                            "regression", "periodic")),
-    run_cell, claims_by(_accuracy, _error), _draw_few_shot, size=(12.0, 3.0),
+    run_cell, _few_shot_claims, _draw_few_shot, size=(12.0, 3.0),
     items=("Figure 9", "Table 3", "Table 4"),
     paper={
         "Lotfi et al. 2022, Figure 9b": {"characters": "Omniglot to EMNIST"},
@@ -376,4 +349,3 @@ FEW_SHOT = Experiment(
     departures="That half of the points are conditioned on is in no text; the support points are "
     "here, and half beside them on the benchmark's page.",
 )  # fmt: skip
-"""Lotfi et al. (2022), Figures 9b and 9c, Tables 3 and 4."""

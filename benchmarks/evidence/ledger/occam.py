@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
     array,
-    claims_by,
     graded,
     mean_and_error,
     with_error,
@@ -71,31 +70,32 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {"lml": lml, "components": components}
 
 
-def _shares(right: np.ndarray, sizes: list[int]) -> str:
-    return ", ".join(f"{share:.2f} (n = {n})" for n, share in zip(sizes, right, strict=True))
+def _right(cells: pandas.DataFrame) -> list[np.ndarray]:
+    """By size, the share of data sets with the true dimension: linear models, then PCA."""
+    chosen = array(cells["lml"]).argmax(-1) + 1 == _TRUE, array(cells["components"]) == _INTRINSIC
+    return [right.mean(0) for right in chosen]
 
 
-def _nested(cells: pandas.DataFrame) -> Claim:
-    sizes = cells["sizes"].iloc[0]
-    right = (array(cells["lml"]).argmax(-1) + 1 == _TRUE).mean(0)
-    return _claim(
+def _claims(cells: pandas.DataFrame) -> Iterator[Claim]:
+    sizes, lml, shares = cells["sizes"].iloc[0], array(cells["lml"]), _right(cells)
+    texts = [
+        ", ".join(f"{share:.2f} (n = {n})" for n, share in zip(sizes, right, strict=True))
+        for right in shares
+    ]
+    right, components = shares
+    yield _claim(
         "Of nested linear models that can all fit the data, the evidence chooses the one whose "
         "constraints are true, the more surely the more points.",
         "the constrained model",
-        f"share of {len(cells)} data sets: {_shares(right, list(sizes))}",
+        f"share of {len(cells)} data sets: {texts[0]}",
         graded(right[-1] >= 0.9, right[-1] > right[0]),
         rule="at least .9 with the most points, and more than with the fewest",
         doubt="Ours: a weight that happens to be near zero is not seen by so few points.",
     )
-
-
-def _penalty(cells: pandas.DataFrame) -> Claim:
-    sizes = np.array(cells["sizes"].iloc[0])
-    lml = array(cells["lml"])
     lost = lml[..., _TRUE - 1] - lml[..., -1]  # by all the columns that say nothing
     slopes = np.polyfit(np.log(sizes), lost.T, 1)[0] / (_COLUMNS - _TRUE)
     error = mean_and_error(slopes)[1]
-    return _claim(
+    yield _claim(
         "Each parameter that is not needed costs half the logarithm of n.",
         "1/2 (Schwarz 1978)",
         f"slope in log n of the LML lost, a parameter: {with_error(slopes, 3)}",
@@ -103,17 +103,12 @@ def _penalty(cells: pandas.DataFrame) -> Claim:
         rule="within four standard errors and .01",
         kind="identity",
     )
-
-
-def _components(cells: pandas.DataFrame) -> Claim:
-    sizes = list(cells["sizes"].iloc[0])
-    right = (array(cells["components"]) == _INTRINSIC).mean(0)
-    return Claim(
+    yield Claim(
         f"{_SOURCE}, after Minka 2001",
         "The evidence of Bayesian PCA finds the dimension of the data.",
         "the true dimension",
-        f"5 of 10, share of {len(cells)} data sets: {_shares(right, sizes)}",
-        graded(min(right[2:], default=right[-1]) >= 0.9),
+        f"5 of 10, share of {len(cells)} data sets: {texts[1]}",
+        graded(min(components[2:], default=components[-1]) >= 0.9),
         rule="at least .9 from 100 points on",
     )
 
@@ -121,16 +116,13 @@ def _components(cells: pandas.DataFrame) -> Claim:
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     sizes = cells["sizes"].iloc[0]
     curves, shares = figure.subplots(1, 2)
-    mean = array(cells["lml"]).mean(0)
-    for n, values in zip(sizes, mean, strict=True):
+    for n, values in zip(sizes, array(cells["lml"]).mean(0), strict=True):
         curves.plot(range(1, _COLUMNS + 1), values - values.max(), marker=".", label=f"n = {n}")
     curves.axvline(_TRUE, color="gray", linewidth=0.8)
     curves.set(xlabel="columns of the model", ylabel="mean LML below the best, nats", ylim=(-25, 1))
     curves.legend(fontsize=9)
-    right = (array(cells["lml"]).argmax(-1) + 1 == _TRUE).mean(0)
-    shares.semilogx(sizes, right, "o-", label="nested linear models")
-    components_right = (array(cells["components"]) == _INTRINSIC).mean(0)
-    shares.semilogx(sizes, components_right, "o-", label="Bayesian PCA")
+    for right, label in zip(_right(cells), ("nested linear models", "Bayesian PCA"), strict=True):
+        shares.semilogx(sizes, right, "o-", label=label)
     shares.set(xlabel="points n", ylabel="share of data sets with the true dimension")
     shares.legend(fontsize=9)
 
@@ -138,6 +130,5 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 EXPERIMENT = Experiment(
     "occam", "What the evidence is for: the true dimension",
     lambda: [{"seed": seed, "sizes": _SIZES} for seed in range(100)], run_cell,
-    claims_by(_nested, _penalty, _components), _draw,
+    _claims, _draw,
 )  # fmt: skip
-"""Lotfi et al. (2022), Section 3."""

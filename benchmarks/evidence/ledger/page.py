@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pandas
@@ -16,16 +15,13 @@ import pandas
 from benchmarks._figures import new_figure, save_figure
 from benchmarks._tables import code, describe_cells, read_csv, section, table, write_csv
 from benchmarks.evidence.ledger import (
-    banana,
-    density,
     elbo,
     evidence_bounds,
     evidence_ranking,
     fourier,
-    kernel_hyperparameters,
+    gaussian_processes,
     laplace_toy,
     main_results,
-    mlp_mean,
     occam,
     online_curve,
     pac_bayes,
@@ -39,32 +35,30 @@ from benchmarks.evidence.ledger.out_of_reach import CHECKED, INDEX, OUT_OF_REACH
 from benchmarks.runner import canonical_json, load_commands, load_failures, load_rows
 from gpclml.errors import DataError, UnknownNameError
 
-PAPERS: Mapping[str, tuple[Experiment, ...]] = MappingProxyType(
-    {
-        "Lotfi et al. 2022": (
-            main_results.DEEP_KERNELS, main_results.PUBLISHED_DEEP_KERNELS, main_results.FEW_SHOT,
-            occam.EXPERIMENT, laplace_toy.EXPERIMENT, density.EXPERIMENT, fourier.FOURIER,
-            kernel_hyperparameters.SHAPE, kernel_hyperparameters.LENGTHSCALE, mlp_mean.EXPERIMENT,
-            fourier.CURVES, fourier.CRITERIA, pac_bayes.EXPERIMENT,
-        ),
-        "Lyle et al. 2020": (
-            training_speed_linear.LINEAR, training_speed_linear.COMBINATION,
-            training_speed_kernel.NTK, training_speed_networks.NETWORKS,
-            training_speed_networks.SUBNETWORKS,
-        ),
-        "Harvey and Hughes 2026": (elbo.FAMILIES, elbo.SWEEP, elbo.TEMPERING, elbo.IMPORTANCE),
-        "Immer et al. 2021": (
-            uci_networks.EXPERIMENT, uci_networks.EVERY_EPOCH, online_curve.EXPERIMENT,
-            banana.EXPERIMENT, evidence_ranking.EXPERIMENT,
-        ),
-        "Immer et al. 2023": (evidence_bounds.BOUNDS, evidence_bounds.AFFINE),
-    }
-)  # fmt: skip
+PAPERS: Mapping[str, tuple[Experiment, ...]] = {
+    "Lotfi et al. 2022": (
+        main_results.DEEP_KERNELS, main_results.PUBLISHED_DEEP_KERNELS, main_results.FEW_SHOT,
+        occam.EXPERIMENT, laplace_toy.EXPERIMENT, fourier.DENSITY, fourier.FOURIER,
+        gaussian_processes.SHAPE, gaussian_processes.LENGTHSCALE, gaussian_processes.MEAN,
+        fourier.CURVES, fourier.CRITERIA, pac_bayes.EXPERIMENT,
+    ),
+    "Lyle et al. 2020": (
+        training_speed_linear.LINEAR, training_speed_linear.COMBINATION,
+        training_speed_kernel.NTK, training_speed_networks.NETWORKS,
+        training_speed_networks.SUBNETWORKS,
+    ),
+    "Harvey and Hughes 2026": (elbo.FAMILIES, elbo.SWEEP, elbo.TEMPERING, elbo.IMPORTANCE),
+    "Immer et al. 2021": (
+        uci_networks.EXPERIMENT, uci_networks.EVERY_EPOCH, online_curve.EXPERIMENT,
+        online_curve.BANANA, evidence_ranking.EXPERIMENT,
+    ),
+    "Immer et al. 2023": (evidence_bounds.BOUNDS, evidence_bounds.AFFINE),
+}  # fmt: skip
 """Experiments by the paper that their claims are from, in the order of the page."""
 
-EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
-    {experiment.name: experiment for several in PAPERS.values() for experiment in several}
-)
+EXPERIMENTS: Mapping[str, Experiment] = {
+    experiment.name: experiment for several in PAPERS.values() for experiment in several
+}
 """In the order of the page."""
 
 
@@ -81,6 +75,7 @@ def chosen_experiments(name: str, others: Iterable[str] = ()) -> list[Experiment
     return [EXPERIMENTS[name]]
 
 
+_PARTS = ("configuration", "metrics")  # of a row, as JSON
 _UNKNOWN = "Not examined yet: whose fault it is is not known."
 _INTRODUCTION = (
     "Each row is a claim of a paper and the experiment that tries it (`python -m "
@@ -117,44 +112,28 @@ def ledger_cells(path: str | os.PathLike[str]) -> dict[str, Cells]:
         DataError: There is no such file.
     """
     rows = _read_rows(path)[0] if is_rows(path) else load_rows(path)
-    rows_by_name: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        rows_by_name.setdefault(row["configuration"].get("experiment"), []).append(row)
-    return {
-        name: _cells_of(experiment, rows_by_name[name])
-        for name, experiment in EXPERIMENTS.items()
-        if name in rows_by_name
+    rows_by_name = {
+        name: [row for row in rows if row["configuration"].get("experiment") == name]
+        for name in EXPERIMENTS
     }
+    return {n: _cells_of(EXPERIMENTS[n], some) for n, some in rows_by_name.items() if some}
 
 
 def _cells_of(experiment: Experiment, rows: list[dict[str, Any]]) -> Cells:
-    done = [row for row in rows if "metrics" in row]
-    known = {_without_data(row["configuration"]) for row in done}
+    done = [dict(row) for row in rows if "metrics" in row]
+    configurations, metrics = ([row.pop(name) for row in done] for name in _PARTS)
     wanted = {_without_data(cell) for cell in experiment.cells()}
+    # Estimates that share a computation have no time of their own.
+    numbers = [[v for k, v in row.items() if not k.startswith("seconds")] for row in metrics]
     counts = {
-        "missing": len(wanted - known),
+        "missing": len(wanted - set(map(_without_data, configurations))),
         "failed": len(rows) - len(done),
-        "without a number": sum(_lacks_a_number(row["metrics"]) for row in done),
+        "without a number": sum("NaN" in json.dumps(values) for values in numbers),
     }
     problem = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    columns = [
-        {
-            f"_{name}": value
-            for name, value in row.items()
-            if name not in ("configuration", "metrics")
-        }
-        for row in done
-    ]
-    configurations, metrics = ([row[name] for row in done] for name in ("configuration", "metrics"))
-    frame = pandas.concat(map(pandas.DataFrame, (configurations, metrics, columns)), axis=1)
-    return Cells(frame, problem and f"Of {len(wanted)} cells: {problem}.")
-
-
-def _lacks_a_number(metrics: Mapping[str, Any]) -> bool:
-    # Estimates that share a computation have no time of their own.
-    return any(
-        "NaN" in json.dumps(metrics[key]) for key in metrics if not key.startswith("seconds")
-    )
+    about = pandas.DataFrame(done).add_prefix("_")
+    frames = pandas.DataFrame(configurations), pandas.DataFrame(metrics), about
+    return Cells(pandas.concat(frames, axis=1), problem and f"Of {len(wanted)} cells: {problem}.")
 
 
 def _without_data(cell: Mapping[str, Any]) -> str:
@@ -163,17 +142,16 @@ def _without_data(cell: Mapping[str, Any]) -> str:
 
 
 Differences = list[str] | None
-Tried = Mapping[str, list[tuple[Claim, Differences]]]
+Tried = list[tuple[Claim, Differences]]
 
 
-def headline(tried: Iterable[tuple[Claim, Differences]], unread: Iterable[str] = ()) -> str:
+def headline(every: Tried, unread: Iterable[str] = ()) -> str:
     """How many claims there are, at which size they are tried, and what became of them.
 
     Args:
-        tried: Claims, each with the settings in which its cells differ from the paper's.
+        every: Claims, each with the settings in which its cells differ from the paper's.
         unread: Experiments whose cells allow no verdict, or that are not tried.
     """
-    every = list(tried)
     claims = [pair for pair in every if pair[0].kind == "claim"]
     kinds = [claim.kind for claim, _ in every]
     full_size = [pair for pair in claims if pair[1] is not None and not pair[1]]
@@ -193,7 +171,7 @@ def headline(tried: Iterable[tuple[Claim, Differences]], unread: Iterable[str] =
     return text + (f" Without a verdict, for want of rows: {names}." if names else "")
 
 
-def _counted(pairs: Sequence[tuple[Claim, Any]]) -> str:
+def _counted(pairs: Tried) -> str:
     verdicts = [claim.verdict for claim, _ in pairs]
     return ", ".join(f"{verdicts.count(v)} {v}" for v in ("reproduced", "partly", "not"))
 
@@ -225,24 +203,24 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
     absent = [name for name in EXPERIMENTS if name not in cells]
     if len(absent) < len(cells):  # a whole ledger, but for those of hours
         unread += absent
-    line = headline(itertools.chain(*tried.values()), unread)
+    line = headline([*itertools.chain(*tried.values())], unread)
     summary = _summary(tried)
     paragraphs = ["# Claims and what became of them", line, _INTRODUCTION]
     paragraphs += [code(_about(path, cells)), summary]
     for paper, experiments in PAPERS.items():
         paragraphs.append(section(paper, f"Citations were checked: {CHECKED[paper]}"))
         for experiment in experiments:
-            if experiment.name not in cells:
+            name, entry = experiment.name, cells.get(experiment.name)
+            if entry is None:
                 continue
-            entry = cells[experiment.name]
             if entry.problem:
-                paragraphs.append(f"### {experiment.name}\n\nNo verdict. {entry.problem}")
+                paragraphs.append(f"### {name}\n\nNo verdict. {entry.problem}")
                 continue
             figure = new_figure(*experiment.size, layout="constrained")
             experiment.draw(entry.done, figure)
-            picture = folder / f"{experiment.name}.png"
+            picture = folder / f"{name}.png"
             save_figure(figure, picture)
-            paragraphs.append(_section(experiment, tried[experiment.name], entry.done, picture))
+            paragraphs.append(_section(experiment, tried[name], entry.done, picture))
         paragraphs.append(_index(paper, cells))
     try:
         page.write_text("\n\n".join(paragraphs) + "\n")
@@ -251,7 +229,7 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
     return f"{line}\n\n{summary}"
 
 
-def _tried(cells: Mapping[str, Cells]) -> Tried:
+def _tried(cells: Mapping[str, Cells]) -> dict[str, Tried]:
     return {
         name: [
             (claim, EXPERIMENTS[name].differences(claim, entry.done))
@@ -266,8 +244,7 @@ def _about(path: str | os.PathLike[str], cells: Mapping[str, Cells]) -> list[str
     if is_rows(path):
         return _read_rows(path)[1]
     every = pandas.concat([entry.done for entry in cells.values()])
-    failures = load_failures(path)
-    failed = len(failures["experiment"].dropna()) if "experiment" in failures else 0
+    failed = load_failures(path).get("experiment", pandas.Series()).count()
     return [*load_commands(path), *describe_cells(every, failed)]
 
 
@@ -289,7 +266,7 @@ def write_rows(path: str | os.PathLike[str], csv: str | os.PathLike[str]) -> Non
     rows = [
         {
             "experiment": row["configuration"]["experiment"], "seconds": round(row["seconds"], 2),
-            **{name: json.dumps(_rounded(row[name])) for name in ("configuration", "metrics")},
+            **{name: _rounded(json.dumps(row[name])) for name in _PARTS},
         }
         for row in load_rows(path)
         if "metrics" in row and row["configuration"].get("experiment") in EXPERIMENTS
@@ -297,12 +274,8 @@ def write_rows(path: str | os.PathLike[str], csv: str | os.PathLike[str]) -> Non
     write_csv(pandas.DataFrame(rows), csv, _about(path, ledger_cells(path)))
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _rounded(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [_rounded(entry) for entry in value]
-    return float(f"{value:.12g}") if isinstance(value, float) else value
+def _rounded(text: str) -> str:
+    return json.dumps(json.loads(text, parse_float=lambda number: float(f"{float(number):.12g}")))
 
 
 def is_rows(path: str | os.PathLike[str]) -> bool:
@@ -315,8 +288,7 @@ def _read_rows(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], list
     try:
         rows, lines = read_csv(path)
         records = [
-            {"seconds": row["seconds"]}
-            | {name: json.loads(row[name]) for name in ("configuration", "metrics")}
+            {"seconds": row["seconds"]} | {name: json.loads(row[name]) for name in _PARTS}
             for row in rows.to_dict("records")
         ]
     except (OSError, ValueError, KeyError) as error:
@@ -325,19 +297,17 @@ def _read_rows(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], list
 
 
 def _verdict(claim: Claim, differences: Differences) -> str:
-    if claim.kind != "claim":
-        words = {"question": "ours", "identity": "checked"}[claim.kind]
-        return f"{claim.verdict} ({words})"
-    return f"{claim.verdict} (other settings)" if differences else claim.verdict
+    other = "other settings" if differences else ""
+    words = {"question": "ours", "identity": "checked", "claim": other}[claim.kind]
+    return f"{claim.verdict} ({words})" if words else claim.verdict
 
 
-def _summary(tried: Tried) -> str:
+def _summary(tried: Mapping[str, Tried]) -> str:
     rows = [
-        (paper, f"[{experiment.name}](#{experiment.name})", claim.statement, _verdict(*pair))
+        (paper, f"[{experiment.name}](#{experiment.name})", pair[0].statement, _verdict(*pair))
         for paper, experiments in PAPERS.items()
         for experiment in experiments
         for pair in tried.get(experiment.name, ())
-        for claim in pair[:1]
     ]
     names = pandas.Index(["paper", "experiment", "claim", "verdict"])
     frame = pandas.DataFrame(rows, columns=names)
@@ -346,22 +316,16 @@ def _summary(tried: Tried) -> str:
     return table(frame.set_index(["paper", "experiment", "claim"]))
 
 
-def _section(
-    experiment: Experiment,
-    tried: Sequence[tuple[Claim, Differences]],
-    cells: pandas.DataFrame,
-    picture: Path,
-) -> str:
+def _section(experiment: Experiment, tried: Tried, cells: pandas.DataFrame, picture: Path) -> str:
     claims = [claim for claim, _ in tried]
     rows = [
         {
             "source": claim.source, "claim": claim.statement, "reproduced if": claim.rule,
             "published": claim.published, "here": claim.ours,
-            "settings": "; ".join(differences) if differences
-            else ("not stated" if differences is None else "the paper's"),
-            "verdict": _verdict(claim, differences),
+            "settings": "not stated" if differs is None else "; ".join(differs) or "the paper's",
+            "verdict": _verdict(claim, differs),
         }
-        for claim, differences in tried
+        for claim, differs in tried
     ]  # fmt: skip
     frame = pandas.DataFrame(rows).set_index(["source", "claim", "reproduced if"])
     # Claims of one experiment may share a remark: it is said once.
@@ -375,22 +339,22 @@ def _section(
     ]
     image = f"![{experiment.title}]({picture.parent.name}/{picture.name})"
     time = f"Time: {cells['_seconds'].sum() / 60:.1f} minutes of one core, {len(cells)} cells."
-    paragraphs = [f"**{experiment.title}.**", table(frame), *remarks, *doubts, time, image]
-    return "\n\n".join([f"### {experiment.name}", *paragraphs])
+    heads = [f"### {experiment.name}", f"**{experiment.title}.**", table(frame)]
+    return "\n\n".join([*heads, *remarks, *doubts, time, image])
 
 
 def _index(paper: str, cells: Mapping[str, Cells]) -> str:
     """Every table and figure of a paper, and where it is tried or why it is not."""
     where: dict[str, list[str]] = {label: [] for label in INDEX[paper]}
     for experiment in PAPERS[paper]:
+        name = experiment.name
+        here = f"[{name}](#{name})" if name in cells else f"{name}, without rows here"
         for label in experiment.items:
-            name = experiment.name
-            here = f"[{name}](#{name})" if name in cells else f"{name}, without rows here"
             where[label].append(here)
-    for items, reason, why, instead in OUT_OF_REACH.get(paper, ()):
+    for items, reason, why, instead in OUT_OF_REACH[paper]:
+        words = f"out of reach ({REASONS[reason]}): {why}" + f"; instead {instead}" * bool(instead)
         for label in items:
-            words = f"out of reach ({REASONS[reason]}): {why}"
-            where[label].append(words + (f"; instead {instead}" if instead else ""))
+            where[label].append(words)
     rows = [(label, "; ".join(words)) for label, words in where.items()]
     frame = pandas.DataFrame(rows, columns=pandas.Index(["item", "where"]))
     return "\n\n".join([f"### Every table and figure: {paper}", table(frame.set_index("item"))])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -44,25 +44,20 @@ class Networks:
         x: Points, ``(k, n, d)``.
         y: Targets, ``(k, n)``.
         epochs: Number of epochs that the learning rate falls over.
-        activation: Class of the module after the hidden layer.
         batch_size: Points at most of a step; all if None.
         rates: Learning rates of the first epoch and the last.
     """
 
     def __init__(
         self, seeds: Sequence[int], x: Tensor, y: Tensor, epochs: int,
-        activation: Callable[[], torch.nn.Module] = torch.nn.ReLU,
-        batch_size: int | None = None,
-        rates: tuple[float, float] = _RATES,
+        batch_size: int | None = None, rates: tuple[float, float] = _RATES,
     ) -> None:  # fmt: skip
         to, generator = torch.get_default_dtype(), lambda seed: torch.Generator().manual_seed(seed)
-        self.activation, self.epochs, self.batch_size = activation(), epochs, batch_size
-        self.rates = rates
+        self.epochs, self.batch_size, self.rates = epochs, batch_size, rates
         self.x, self.y = x.double(), y.double()
         self._points = x.to(to), y.to(to)
-        self.single = [
-            MLP([x.shape[-1], _WIDTH, 1], activation, generator=generator(seed)) for seed in seeds
-        ]
+        sizes = [x.shape[-1], _WIDTH, 1]
+        self.single = [MLP(sizes, generator=generator(seed)) for seed in seeds]
         # One batched product trains all networks, far faster than one after another.
         stack = StackedNetwork(self.single)
         self.names, self.weights = zip(*stack.named_stacks(), strict=True)
@@ -82,7 +77,7 @@ class Networks:
         """Of network i at member i of the points, ``(k, n)``; by default of all networks."""
         # products of batches are faster than a mapped network
         w, b, v, c = self.weights if weights is None else weights
-        hidden = self.activation(torch.baddbmm(b.unsqueeze(1), x, w.mT))
+        hidden = torch.baddbmm(b.unsqueeze(1), x, w.mT).relu()
         return torch.baddbmm(c.unsqueeze(1), hidden, v.mT).squeeze(-1)
 
     def epoch(self, done: int, noise: Tensor, precisions: Tensor) -> Tensor:
@@ -164,25 +159,20 @@ def function_variance(
 
 
 def train_online(
-    networks: Networks,
-    mlls: Sequence[LaplaceMarginalLogLikelihood],
-    every: int = 50,
-    burn_in: int = _BURN_IN,
-    rate: float = 0.1,
+    networks: Networks, mlls: Sequence[LaplaceMarginalLogLikelihood], cell: Mapping[str, Any]
 ) -> list[list[float]]:
     """Trains weights, and hyperparameters on the evidence of all points now and then.
 
-    From the epoch that ends the burn-in, every so many, precisions and noise of each network make
-    a step of Adam on its evidence. Each is kept as it was at its largest.
+    From the epoch that ends the ``burn_in``, ``every`` so many, precisions and noise of each
+    network make a step of Adam, at its ``rate``, on its evidence. Each is kept as it was at its
+    largest. Where the cell does not say, these are 100, 50 and .1.
 
     Returns:
         The evidence of each network before these steps, in nats a point.
     """
-    hyper = [
-        torch.optim.Adam([mll.model.prior.log_precision,
-                          *mll.likelihood.parameters()], lr=rate)
-        for mll in mlls
-    ]  # fmt: skip
+    every, burn_in = cell.get("every", 50), cell.get("burn_in", _BURN_IN)
+    groups = [[mll.model.prior.log_precision, *mll.likelihood.parameters()] for mll in mlls]
+    hyper = [torch.optim.Adam(group, lr=cell.get("rate", 0.1)) for group in groups]
     best: list[Any] = [None] * len(mlls)
     history: list[list[float]] = [[] for _ in mlls]
     noise, precisions = _hyperparameters(networks, mlls)
@@ -213,31 +203,26 @@ def _hyperparameters(
     networks: Networks, mlls: Sequence[LaplaceMarginalLogLikelihood]
 ) -> tuple[Tensor, Tensor]:
     noise = torch.cat([mll.likelihood.noise.reshape(1) for mll in mlls])
-    prior_precisions = [mll.model.prior.precisions() for mll in mlls]
-    precisions = torch.stack(
-        [torch.stack([p[n] for n in networks.names]) for p in prior_precisions]
-    )
+    priors = [mll.model.prior.precisions() for mll in mlls]
+    precisions = torch.stack([torch.stack([p[n] for n in networks.names]) for p in priors])
     return noise.to(networks.weights[0]), precisions.to(networks.weights[0])
 
 
-def train_fixed(
-    networks: Networks, precisions: Sequence[float], noise: Sequence[float] | None = None
-) -> list[float]:
-    """Trains weights under one precision each.
+def train_fixed(networks: Networks, precisions: Sequence[float]) -> list[float]:
+    """Trains weights under one precision each; gives noise variances, as the errors have them.
 
     Args:
         networks: Trained in place.
         precisions: Of all weights of each network.
-        noise: Variance of each; if None, its mean squared error at every tenth epoch.
 
     Returns:
-        The variances at the end.
+        The mean squared error of each at the last of every tenth epoch.
     """
     tensor_precisions = torch.tensor(precisions).unsqueeze(-1).expand(-1, len(networks.names))
-    variances = torch.ones(len(precisions)) if noise is None else torch.tensor(noise)
+    variances = torch.ones(len(precisions))
     for done in range(networks.epochs):
         errors = networks.epoch(done, variances, tensor_precisions)
-        if noise is None and done >= _BURN_IN and done % 10 == 0:
+        if done >= _BURN_IN and done % 10 == 0:
             # A network that fits every point would have no noise.
             variances = errors.clamp(min=1e-6)
     networks.copy_weights()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
     array,
-    claims_by,
     differs,
     listed,
     rank_correlation_rows,
@@ -76,16 +74,14 @@ def run_networks(cell: Mapping[str, Any]) -> dict[str, Any]:
         ``joint_log_density``, and the weights ``concurrent``.
     """
     data = images(cell["data"], cell["num_train"], cell["seed"])
-
-    def fresh() -> list[torch.nn.Module]:
-        shape = data.train_x.shape[1:3]
-        names = cell["architectures"]
-        return [network(name, *shape, CLASSES, cell["seed"]) for name in names]
-
+    shape = data.train_x.shape[1:3]
     # Both trainings begin from the same weights.
-    networks, jointly = fresh(), fresh()
-    speeds, parallel = _train(networks, data.train_x, data.train_y, cell)
-    joint_speeds, concurrent = _train(jointly, data.train_x, data.train_y, cell, joint=True)
+    networks, jointly = (
+        [network(name, *shape, CLASSES, cell["seed"]) for name in cell["architectures"]]
+        for _ in range(2)
+    )
+    speeds, parallel = _train(networks, data, cell, joint=False)
+    joint_speeds, concurrent = _train(jointly, data, cell, joint=True)
     with torch.no_grad():
         outputs = torch.stack([model(data.train_x) for model in networks], -1)
     # Outputs of trained networks are constants: only weights are trained.
@@ -111,17 +107,14 @@ def _tested(networks: Sequence[torch.nn.Module], data: Images) -> tuple[list[flo
 
 
 def _train(
-    networks: Sequence[torch.nn.Module],
-    x: Tensor,
-    y: Tensor,
-    cell: Mapping[str, Any],
-    joint: bool = False,
+    networks: Sequence[torch.nn.Module], data: Images, cell: Mapping[str, Any], joint: bool
 ) -> tuple[list[SumOfTrainingLosses], Tensor]:
     """Trains the networks in place, each by its own loss or all by that of their combination.
 
     Returns:
         What each lost on the way, and the weights.
     """
+    x, y = data.train_x, data.train_y
     speeds = [SumOfTrainingLosses() for _ in networks]
     parameters = [p for model in networks for p in model.parameters()]
     # In the combination a network's gradient has its weight, 1 / M at first, as a factor.
@@ -176,97 +169,88 @@ def _against(cells: pandas.DataFrame, score: str, other: str) -> NDArray[np.floa
     return rank_correlations(sign * array(cells[score]), cells[other])
 
 
-def _generalization(cells: pandas.DataFrame) -> Claim:
-    def line(data: str, cells: pandas.DataFrame) -> tuple[Any, ...]:
-        ranks = [_against(cells, "sum", test) for test in ("accuracy", "log_density")]
-        texts = " and ".join(with_error(values, 2) for values in ranks)
-        return f"{data} {texts}", *(differs(values, 1) for values in ranks)
+def _networks_claims(cells: pandas.DataFrame) -> Iterator[Claim]:
+    names = ("tests", "parallel", "concurrent", "after", "final")
+    lines: dict[str, list[tuple]] = {name: [] for name in names}
+    for data, some in cells.groupby("data"):
+        ranks = {test: _against(some, "sum", test) for test in ("accuracy", "log_density")}
+        texts = " and ".join(with_error(values, 2) for values in ranks.values())
+        holds = (differs(values, 1) for values in ranks.values())
+        lines["tests"].append((f"{data} {texts}", *holds))
 
-    before = "rank correlation of minus the sum with test accuracy and log density: "
-    return _networks_claim(
-        f"{_NETWORKS_SOURCE} (middle)",
-        "Of networks trained in parallel, those with a lower sum of losses predict better.",
-        "sum of training losses and test loss are correlated",
-        *listed(starmap(line, cells.groupby("data")), before),
-        f"{len(_ARCHITECTURES)} small networks: " + ", ".join(_ARCHITECTURES) + ". Learning rates "
-        "of plain descent: .1 in parallel and .8 in concurrent training, .01 of the weights.",
-        rule="both positive by two standard errors, for each data set",
-    )
+        weights, others = (_against(some, name, "parallel") for name in ("sum", "accuracy"))
+        text = f"(of test accuracy with the weight {with_error(others, 2)})"
+        line = f"{data} {with_error(weights, 2)} {text}", differs(weights, 1)
+        lines["parallel"].append(line)
 
-
-def _weights(cells: pandas.DataFrame) -> Claim:
-    def line(data: str, cells: pandas.DataFrame) -> tuple[str, bool]:
-        ranks, others = (_against(cells, name, "parallel") for name in ("sum", "accuracy"))
-        text = f"{with_error(ranks, 2)} (of test accuracy with the weight {with_error(others, 2)})"
-        return f"{data} {text}", differs(ranks, 1)
-
-    return _networks_claim(
-        "Lyle et al. 2020, Section 4.2, parallel training (Eqs. 42 and 43)",
-        "In a combination whose networks are trained each by its own loss, those with a lower sum "
-        "of training losses get larger weights.",
-        "weights and sums are correlated",
-        *listed(starmap(line, cells.groupby("data")), _SUM_AND_WEIGHT),
-        rule="positive by two standard errors for each data set",
-    )
-
-
-def _jointly(cells: pandas.DataFrame) -> Claim:
-    def line(data: str, cells: pandas.DataFrame) -> tuple[Any, ...]:
-        scores = ("joint_sum", "joint_log_density", "sum")
-        joint, test, parallel = (_against(cells, name, "concurrent") for name in scores)
+        joint, test, parallel = (
+            _against(some, name, "concurrent") for name in ("joint_sum", "joint_log_density", "sum")
+        )
         text = (
             f"{data} {with_error(test, 2)} and {with_error(joint, 2)} (with minus its sum when "
             f"trained in parallel {with_error(parallel, 2)})"
         )
-        return text, differs(test, 1), differs(joint, 1)
+        lines["concurrent"].append((text, differs(test, 1), differs(joint, 1)))
 
-    before = "rank correlation of the weight with the network's own test log density and minus "
-    return _networks_claim(
+        after, final = (_against(some, name, "after") for name in ("sum", "final"))
+        text = (
+            f"{data} {with_error(after, 2)}, gain by training along "
+            f"{with_error(weights - after, 2)} (with minus the final loss {with_error(final, 2)})"
+        )
+        lines["after"].append((text, differs(weights - after, 1)))
+
+        for test, values in ranks.items():
+            final = _against(some, "final", test)
+            text = f"{with_error(final, 2)}, gain by the sum {with_error(values - final, 2)}"
+            line = f"{data}, test {test.replace('_', ' ')}: {text}", differs(values - final, 1)
+            lines["final"].append(line)
+    yield _networks_claim(
+        f"{_NETWORKS_SOURCE} (middle)",
+        "Of networks trained in parallel, those with a lower sum of losses predict better.",
+        "sum of training losses and test loss are correlated",
+        *listed(
+            lines["tests"],
+            "rank correlation of minus the sum with test accuracy and log density: ",
+        ),
+        f"{len(_ARCHITECTURES)} small networks: " + ", ".join(_ARCHITECTURES) + ". Learning rates "
+        "of plain descent: .1 in parallel and .8 in concurrent training, .01 of the weights.",
+        rule="both positive by two standard errors, for each data set",
+    )
+    yield _networks_claim(
+        "Lyle et al. 2020, Section 4.2, parallel training (Eqs. 42 and 43)",
+        "In a combination whose networks are trained each by its own loss, those with a lower sum "
+        "of training losses get larger weights.",
+        "weights and sums are correlated",
+        *listed(lines["parallel"], _SUM_AND_WEIGHT),
+        rule="positive by two standard errors for each data set",
+    )
+    yield _networks_claim(
         f"{_NETWORKS_SOURCE} (left), concurrent training (Eq. 44)",
         "In a combination trained as a whole, networks that predict better get larger weights.",
         "weights and test losses are correlated",
-        *listed(starmap(line, cells.groupby("data")), f"{before}its own sum of losses: "),
+        *listed(
+            lines["concurrent"],
+            "rank correlation of the weight with the network's own test log density and minus its "
+            "own sum of losses: ",
+        ),
         rule="both positive by two standard errors, for each data set",
         doubt="Ours: few small networks on small data. Tried with each network's own "
         "losses along the joint training, and with those of parallel training.",
     )
-
-
-def _trained_after(cells: pandas.DataFrame) -> Claim:
-    def line(data: str, cells: pandas.DataFrame) -> tuple[str, bool]:
-        after, final = (_against(cells, name, "after") for name in ("sum", "final"))
-        gain = _against(cells, "sum", "parallel") - after
-        text = (
-            f"{with_error(after, 2)}, gain by training along {with_error(gain, 2)} "
-            f"(with minus the final loss {with_error(final, 2)})"
-        )
-        return f"{data} {text}", differs(gain, 1)
-
-    return _networks_claim(
+    yield _networks_claim(
         "beside Lyle et al. 2020, Section 4.2",
         "Weights trained after the networks follow the sum of training losses less.",
         "no figure",
-        *listed(starmap(line, cells.groupby("data")), _SUM_AND_WEIGHT),
+        *listed(lines["after"], _SUM_AND_WEIGHT),
         "The paper shows it for linear models.",
         rule="gain positive by two standard errors for each data set",
         kind="question",
     )
-
-
-def _final_loss(cells: pandas.DataFrame) -> Claim:
-    def line(data: str, cells: pandas.DataFrame, test: str) -> tuple[str, bool]:
-        final = _against(cells, "final", test)
-        gain = _against(cells, "sum", test) - final
-        text = f"{with_error(final, 2)}, gain by the sum {with_error(gain, 2)}"
-        return f"{data}, test {test.replace('_', ' ')}: {text}", differs(gain, 1)
-
-    tests = ("accuracy", "log_density")
-    lines = (line(data, some, test) for data, some in cells.groupby("data") for test in tests)
-    return _networks_claim(
+    yield _networks_claim(
         "beside Lyle et al. 2020, Section 4.2",
         "The training loss at the end says less than the sum.",
         "no figure",
-        *listed(lines, "rank correlation of minus the loss of the last epoch with "),
+        *listed(lines["final"], "rank correlation of minus the loss of the last epoch with "),
         rule="each gain positive by two standard errors",
         doubt="The paper does not claim this. Tried on two sets of images, by accuracy and by "
         "log density.",
@@ -298,7 +282,7 @@ def _scatter(
 NETWORKS = Experiment(
     "training-speed-networks", "Networks: sums of training losses and weights of a combination",
     _networks_cells, run_networks,
-    claims_by(_generalization, _weights, _jointly, _trained_after, _final_loss), _draw_networks,
+    _networks_claims, _draw_networks,
     size=(14.0, 5.6),
     items=("Figure 3", "Figure 7"),
     paper={
@@ -313,7 +297,6 @@ NETWORKS = Experiment(
     departures="The paper's images are Fashion-MNIST, ours digits; training ends after 20 or 40 "
     "epochs, converged or not.",
 )  # fmt: skip
-"""Lyle et al. (2020), Section 4.2 and Figure 3."""
 
 
 _WIDTH, _GROUP = 200, 10
@@ -327,14 +310,11 @@ def _subnetworks_cells() -> list[dict[str, Any]]:
     sources = {"digits": 1000, image_source(): 1000}
     sources |= {data: num_train for data, num_train in _PARTS.items() if has_files(data)}
     return [
-        {
-            "data": data, "seed": seed, "lr": rate, "num_train": num_train, "epochs": _EPOCHS,
-            "every": 10,
-        }
-        for data, num_train in sorted(sources.items())
+        {"data": data, "seed": seed, "lr": rate, "num_train": n, "epochs": _EPOCHS, "every": 10}
+        for data, n in sorted(sources.items())
         for rate in _RATES
         for seed in range(_RUNS)
-    ]  # fmt: skip
+    ]
 
 
 def run_subnetworks(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -413,19 +393,21 @@ def _group_losses(units: Tensor, y: Tensor) -> Tensor:
     return losses.mean((-2, -1))
 
 
-def _subnetworks_claims(cells: pandas.DataFrame) -> list[Claim]:
-    def line(data: str, rate: float, some: pandas.DataFrame) -> tuple[Any, ...]:
-        ranks = _class_ranks(some)
+def _subnetworks_claims(cells: pandas.DataFrame) -> Iterator[Claim]:
+    lines = []
+    for (data, rate), some in cells.groupby(["data", "lr"]):  # type: ignore[misc]
+        sums, weights = array(some["sum"]), array(some["weight"])
+        # Over groups, of each network and class.
+        rows = (values.reshape(-1, values.shape[-1]) for values in (-sums, weights))
+        ranks = rank_correlation_rows(*rows).reshape(sums.shape[:2])
         every_class, mean = ranks.mean(0), ranks.mean(1)
         text = (
             f"{data}, learning rate {rate:g}: {with_error(mean, 2)}, of single classes "
             f"{every_class.min():.2f} to {every_class.max():.2f} (whole network: training loss "
             f"{some['loss'].mean():.2g}, test accuracy {some['accuracy'].mean():.3f})"
         )
-        return text, differs(mean, 1), bool((every_class > 0).all())
-
-    lines = (line(*key, some) for key, some in cells.groupby(["data", "lr"]))
-    claim = Claim(
+        lines.append((text, differs(mean, 1), bool((every_class > 0).all())))
+    yield Claim(
         "Lyle et al. 2020, Section 4.2 and Figures 4, 8 and 9",
         "Groups of hidden units to which descent gives larger weights in the output of a class "
         "have a lower sum of losses, by classifiers of their own.",
@@ -438,14 +420,6 @@ def _subnetworks_claims(cells: pandas.DataFrame) -> list[Claim]:
         "classes, and positive for every class on average over networks",
         doubt="Ours: few images, and learning rates of our own choice.",
     )
-    return [claim]
-
-
-def _class_ranks(cells: pandas.DataFrame) -> NDArray[np.float64]:
-    """Rank correlation over groups of minus the sum with the weight, ``(seeds, C)``."""
-    sums, weights = array(cells["sum"]), array(cells["weight"])
-    rows = (values.reshape(-1, values.shape[-1]) for values in (-sums, weights))
-    return rank_correlation_rows(*rows).reshape(sums.shape[:2])
 
 
 def _draw_subnetworks(cells: pandas.DataFrame, figure: Figure) -> None:
@@ -479,4 +453,3 @@ SUBNETWORKS = Experiment(
     "MNIST's test set, 700 of Fashion-MNIST and 500 of CIFAR-10; training ends after 100 epochs, "
     "converged or not.",
 )  # fmt: skip
-"""Lyle et al. (2020), Section 4.2 and Figures 4, 8 and 9."""
