@@ -31,12 +31,14 @@ from gpclml import (
     Regressor,
     fit_mll,
 )
-from gpclml.conditioning import NearestNeighbors
+from gpclml.conditioning import NearestNeighbors, RandomHoldout
 from gpclml.tables import StackedPrediction
 
 Predict = Callable[[Array], StackedPrediction]
 
-OURS = ("neighbors-64", "neighbors-256", "deep-neighbors", "regressor")
+OURS = (
+    "neighbors-64", "neighbors-256", "deep-neighbors", "deep-previous", "deep-lml", "regressor",
+)  # fmt: skip
 """The methods of this library; the subset is what it did before."""
 
 _NEIGHBORS = 32  # of VNNGP
@@ -99,11 +101,16 @@ def _in_chunks(predict: Callable[[Tensor], Any], dtype: torch.dtype = torch.floa
 # This library.
 
 
-def _neighbors(kernel: str, given: int, x: Array, y: Array, seed: int, effort: Effort) -> Predict:
+def _neighbors(
+    kernel: str, given: int, x: Array, y: Array, seed: int, effort: Effort, objective: str = "all"
+) -> Predict:
     inputs, targets = torch.tensor(x).float(), torch.tensor(y).float()
     options = {"hidden": (256, 256), "num_features": x.shape[1], "seed": seed}
     model = GPRegression(inputs, targets, kernel, **options)
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, NearestNeighbors(), seed=seed)
+    # With one point to condition on, nearly the LML of 256 random rows.
+    subsets = RandomHoldout(min(0.5, 256 / len(x)), condition_on=1)
+    strategy = subsets if objective == "lml" else NearestNeighbors(order=objective)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy, seed=seed)
     steps, rates = (1500, {"final_lr": 1e-3, "network_lr": 2e-3}) if kernel == "deep" else (300, {})
     fit_mll(mll, "adam", steps=effort.steps or steps, lr=0.1, progress=False, **rates)
     return _in_chunks(lambda rows: model.predict(rows, neighbors=given))
@@ -420,6 +427,14 @@ LARGE_METHODS: Mapping[str, Peer] = {
     "neighbors-256": Peer("the same, given 256", partial(_neighbors, "matern", 256)),
     "deep-neighbors": Peer(
         "the same, a deep kernel of width 256, 1500 steps", partial(_neighbors, "deep", 256)
+    ),
+    "deep-previous": Peer(
+        "the same by Vecchia's approximation of the LML: neighbours among previous points",
+        partial(_neighbors, "deep", 256, objective="previous"),
+    ),
+    "deep-lml": Peer(
+        "the same by the LML of 256 rows, drawn anew at each step",
+        partial(_neighbors, "deep", 256, objective="lml"),
     ),
     "regressor": Peer("gpclml.Regressor", _regressor),
     "subset": Peer("GPRegression, LML of 2,000 rows, predictions given 5,000", _subset),
