@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, cast
@@ -471,9 +471,9 @@ class LatentObservations(Observations):
 
     is_gaussian = False
 
-    density: TargetDensity = field(default=cast(Any, None))
-    targets: Tensor = field(default=cast(Any, None))
-    mean: Tensor = field(default=cast(Any, None))
+    density: TargetDensity
+    targets: Tensor
+    mean: Tensor
     starts: Starts | None = None
     approximation: Approximation = "laplace"
 

@@ -378,14 +378,10 @@ class Observations:
             latent = cast(Any, latent)[..., rows, :][..., :, rows]
         if factors is None and isinstance(noise, Tensor):
             noise = noise[..., rows]
-        return replace(
-            self,
-            latent=latent,
-            independent_noise=noise,
-            residual=self.residual[..., rows],
-            missing=None if self.missing is None else self.missing[..., rows],
-            places=rows if self.places is None else self.places[rows],
-        )
+        missing = None if self.missing is None else self.missing[..., rows]
+        selected = {"latent": latent, "independent_noise": noise, "missing": missing}
+        places = rows if self.places is None else self.places[rows]
+        return replace(self, residual=self.residual[..., rows], places=places, **selected)
 
     def member(self, index: int | slice) -> Observations:
         """One member of a batch, or a run of consecutive members, along the first dimension."""

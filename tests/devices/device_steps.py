@@ -98,10 +98,8 @@ def objective(
     options = {"batch_shape": shape} if batch else {}
     covariance = kernel_cases.KERNELS[KERNELS[kernel]](3, **options)
     model = PlainGP(x, y, covariance, likelihood, mean_module).to(device, dtype).train()
-    mll = ConditionalMarginalLogLikelihood(
-        likelihood, model, CONDITIONINGS[conditioning], solver=solver
-    )
-    return mll, x, y
+    strategy = CONDITIONINGS[conditioning]
+    return ConditionalMarginalLogLikelihood(likelihood, model, strategy, solver=solver), x, y
 
 
 def _step(**options: Any) -> Step:
@@ -109,9 +107,8 @@ def _step(**options: Any) -> Step:
 
     def step(device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         mll, x, y = objective(device, dtype, **options)
-        with gpytorch.settings.observation_nan_policy(
-            "mask" if options.get("missing") else "ignore"
-        ):
+        policy = "mask" if options.get("missing") else "ignore"
+        with gpytorch.settings.observation_nan_policy(policy):
             return _backward(mll, mll.model(x), y)
 
     return step
@@ -173,9 +170,8 @@ def _transfer(kernel: str) -> Step:
         pictures = torch.rand(30, 1, 28, 28, generator=generator)
         tasks = ImageTasks(pictures, torch.arange(30) % 6, ways=3, shots=1, queries=2)
         torch.manual_seed(0)
-        model = DeepKernelTransfer(Conv4(width=4, generator=generator), kernel, num_features=4).to(
-            device
-        )
+        network = Conv4(width=4, generator=generator)
+        model = DeepKernelTransfer(network, kernel, num_features=4).to(device)
         mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=3))
         result = train_on_tasks(model, mll, tasks, steps=3, tasks_per_step=2, progress=False)
         return result.history, model.predict(tasks.draw(range(2)).to(device))

@@ -95,9 +95,8 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     out = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
     if not on_gpu:
         return out
-    known = {
-        id(tensor.inner): tensor for tensor in ours
-    }  # what was changed in place is the same object
+    # What was changed in place is the same object.
+    known = {id(tensor.inner): tensor for tensor in ours}
 
     def wrap(value: Any) -> Any:
         if type(value) is not Tensor:
@@ -123,10 +122,8 @@ def _check_devices(func: Any, name: str, args: Any, tensors: list[Tensor]) -> No
         if is_index and isinstance(args[0], PretendedTensor):
             _reads["CPU index"] += 1
             continue
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but {name} got one on cpu, "
-            f"of shape {tuple(tensor.shape)}"
-        )
+        message = "Expected all tensors to be on the same device, but"
+        raise RuntimeError(f"{message} {name} got one on cpu, of shape {tuple(tensor.shape)}")
 
 
 _reads: Counter[str] = Counter()

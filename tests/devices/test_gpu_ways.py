@@ -169,10 +169,8 @@ def test_what_pytorch_keeps_counts_as_free(monkeypatch):
 def refused_sizes(device, n):
     """A step by a Cholesky factor, and a score without a choice, of more than there is room for."""
     x = torch.rand(n, 2, dtype=torch.float64).to(device)
-    model = GPRegression(x, x.sum(-1))
-    mll = ConditionalMarginalLogLikelihood(
-        model.likelihood, model, LastPoints(m=0), solver="cholesky"
-    )
+    model, lml = GPRegression(x, x.sum(-1)), LastPoints(m=0)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, lml, solver="cholesky")
     needed, dense = 56 * n * n / 2**30, 16 * n * n / 2**30
     with pytest.raises(ArgumentError, match=rf"needs {needed:.1f} GiB.* GiB, what the cuda has"):
         mll(model(x), model.train_targets)

@@ -199,10 +199,8 @@ def test_single_precision(name, n):
     expected = torch.autograd.grad((double * weights).sum(), list(kernel.parameters()))
     single = matrix_node(gram_of(kernel.float())(x), torch.float32)
     torch.testing.assert_close(single.double(), double, rtol=1e-5, atol=2e-6)
-    single_gradients = torch.autograd.grad(
-        (single * weights.float()).sum(), list(kernel.parameters())
-    )
-    for gradient, other in zip(single_gradients, expected, strict=True):
+    gradients = torch.autograd.grad((single * weights.float()).sum(), list(kernel.parameters()))
+    for gradient, other in zip(gradients, expected, strict=True):
         assert gradient.dtype == torch.float32
         scale = float(other.abs().max())
         torch.testing.assert_close(gradient.double(), other, rtol=1e-4, atol=1e-4 * scale)
