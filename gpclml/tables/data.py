@@ -120,9 +120,10 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
             f"{options.data} has one column only, {name!r}. Give a table of a target and inputs, "
             "their names and values separated by comma, semicolon, tab or bar."
         )
+    column = _column(table, "target", options.target)
     classes: tuple[str, ...] = ()
-    if task_of(table, options) == "classification":
-        targets, classes = read_classes(table, options.target)
+    if task_of(column, options) == "classification":
+        targets, classes = read_classes(column)
     else:
         targets = read_targets(table, options.target)
     if options.task == "counts":
@@ -148,16 +149,18 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
     encoding = _fit_encoding(train_table, kinds, options)
     x, test_x = (torch.from_numpy(encoding.encode(rows)) for rows in (train_table, test_table))
     y, test_y = targets[train], targets[test]
-    _check_classes(classes, y, options.target)
+    for number, label in enumerate(classes):
+        if not bool((y == number).any()):
+            got, suggestion = f"no training row of {label!r}", "Join this class to another one."
+            raise ArgumentError(f"target {options.target!r}", got, "rows of each class", suggestion)
     # Test inputs stay missing, as those of new rows are.
     train_x = filled(x, encoding.categories, options.seed)
     notes = (
-        *_notes_on_rows(options, targets, times, len(train), len(test), int(copied.sum())),
+        *_notes_on_rows(options, targets, times, (len(train), len(test), int(copied.sum()))),
         *_notes_on_columns(encoding, x, amounts),
         *(_notes_on_time(options.time_column, encoding, table, times, test) if tests else ()),
         *encoding.notes,
-        *(_notes_on_classes(options, classes, y) if classes else ()),
-        *(() if classes else _notes_on_targets(options, y)),
+        *(_notes_on_classes if classes else _notes_on_targets)(options, classes, y),
     )
     checksum = hashlib.sha256(options.data.read_bytes()).hexdigest()
     rows = (train_x, y), (test_x, test_y)
@@ -168,8 +171,7 @@ def _kinds(table: pandas.DataFrame, options: TableOptions) -> dict[str, Kind]:
     """The kinds of the columns that may become inputs, by name; checks all their values."""
     for argument, names in (("drop", options.drop), ("categories", options.categories)):
         for name in names:
-            if name not in table.columns:
-                raise UnknownNameError(argument, name, map(str, table.columns))
+            _column(table, argument, name)
             if name == options.target:
                 raise ArgumentError(argument, repr(name), "a column that is not the target")
     kinds: dict[str, Kind] = {}
@@ -177,9 +179,8 @@ def _kinds(table: pandas.DataFrame, options: TableOptions) -> dict[str, Kind]:
         if name == options.target or name in options.drop:
             continue
         column = column_of(table, name)
-        kinds[name] = kind = (
-            "category" if name in options.categories else kind_of(column, _IF_MIXED)
-        )
+        kind = "category" if name in options.categories else kind_of(column, _IF_MIXED)
+        kinds[name] = kind
         if kind in ("number", "boolean", "date"):
             numbers_of(column, kind)
     return kinds
@@ -219,21 +220,24 @@ def _fit_encoding(
 _OTHER_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}(?:[T ].*)?$")
 
 
-def task_of(table: pandas.DataFrame, options: TableOptions) -> str:
-    """The task that is asked for, else that of the values: texts and two values are classes."""
-    if options.task or options.target not in table.columns:
+def _column(table: pandas.DataFrame, argument: str, name: str) -> pandas.Series:
+    """The column that an argument names."""
+    if name not in table.columns:
+        raise UnknownNameError(argument, name, map(str, table.columns))
+    return column_of(table, name)
+
+
+def task_of(column: pandas.Series, options: TableOptions) -> str:
+    """The task that is asked for, else that of the target: texts and two values are classes."""
+    if options.task:
         return options.task
-    column = column_of(table, options.target)
     kind, count = kind_of(column, _IF_MIXED), column.nunique()
     has_labels = kind == "boolean" or (kind == "category" and count <= _MOST_CLASSES)
     return TASKS[has_labels or (kind == "number" and count == 2)]
 
 
-def read_classes(table: pandas.DataFrame, target: str) -> tuple[Tensor, tuple[str, ...]]:
+def read_classes(column: pandas.Series) -> tuple[Tensor, tuple[str, ...]]:
     """The number of each row's class, NaN where missing, in float64; and the labels, sorted."""
-    if target not in table.columns:
-        raise UnknownNameError("target", target, map(str, table.columns))
-    column = column_of(table, target)
     kind = kind_of(column, _IF_MIXED)
     texts = texts_of(pandas.Series(numbers_of(column, kind)) if kind == "number" else column)
     labels = sorted({text for text in texts if text is not None})
@@ -242,26 +246,16 @@ def read_classes(table: pandas.DataFrame, target: str) -> tuple[Tensor, tuple[st
     if not 2 <= len(labels) <= _MOST_CLASSES:
         got = f"{len(labels)} different value{'' if len(labels) == 1 else 's'}"
         suggestion = "Name another column, or pass --task regression to predict numbers."
-        raise ArgumentError(f"target {target!r}", got, f"2 to {_MOST_CLASSES} classes", suggestion)
+        expected = f"2 to {_MOST_CLASSES} classes"
+        raise ArgumentError(f"target {str(column.name)!r}", got, expected, suggestion)
     numbers = pandas.Series(texts).map({label: number for number, label in enumerate(labels)})
     return torch.from_numpy(numbers.to_numpy(np.float64)), tuple(labels)
 
 
-def _check_classes(classes: tuple[str, ...], y: Tensor, target: str) -> None:
-    """Checks that each class is among the training rows."""
-    for number, label in enumerate(classes):
-        if not bool((y == number).any()):
-            got, suggestion = f"no training row of {label!r}", "Join this class to another one."
-            raise ArgumentError(f"target {target!r}", got, "rows of each class", suggestion)
-
-
 def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
     """The targets of all rows, NaN where missing, in float64; checks that they can be modelled."""
-    if target not in table.columns:
-        raise UnknownNameError("target", target, map(str, table.columns))
     column = column_of(table, target)
-    kind = kind_of(column, _IF_MIXED)
-    argument = f"target {target!r}"
+    kind, argument = kind_of(column, _IF_MIXED), f"target {target!r}"
     if kind == "empty":
         raise ArgumentError(argument, "no value at all", "numbers", "Name another column.")
     if kind != "number":
@@ -286,9 +280,7 @@ def read_times(table: pandas.DataFrame, column: str | None) -> Tensor | None:
     """
     if column is None:
         return None
-    if column not in table.columns:
-        raise UnknownNameError("--time-column", column, map(str, table.columns))
-    values = column_of(table, column)
+    values = _column(table, "--time-column", column)
     kind = kind_of(values, _IF_MIXED)
     if kind not in ("date", "number"):
         got = f"{column!r}, a column of {_PLURALS.get(kind, 'no values')}"
@@ -362,14 +354,13 @@ def _check_targets(targets: Tensor, target: str) -> None:
 
 
 def _notes_on_rows(
-    options: TableOptions,
-    targets: Tensor,
-    times: Tensor | None,
-    num_train: int,
-    num_test: int,
-    copies: int,
+    options: TableOptions, targets: Tensor, times: Tensor | None, counts: tuple[int, int, int]
 ) -> Iterator[str]:
-    """Sentences on how many rows there are, and which of them are left out."""
+    """Sentences on how many rows there are, and which of them are left out.
+
+    ``counts`` are numbers of training rows, of test rows, and of copies, which are left out.
+    """
+    num_train, num_test, copies = counts
     lacking = int(targets.isnan().sum())
     undated = 0 if times is None else int((times.isnan() & ~targets.isnan()).sum())
     count = len(targets) - lacking - undated
@@ -482,7 +473,8 @@ def _notes_on_classes(options: TableOptions, classes: tuple[str, ...], y: Tensor
     )
 
 
-def _notes_on_targets(options: TableOptions, y: Tensor) -> Iterator[str]:
+def _notes_on_targets(options: TableOptions, classes: tuple[str, ...], y: Tensor) -> Iterator[str]:
+    """Sentences on values of a target that a regression may not fit."""
     target, values, zeros = options.target, y.unique(), float((y == 0).double().mean())
     is_whole = bool(((y >= 0) & (y == y.round())).all())
     if options.task == "counts":

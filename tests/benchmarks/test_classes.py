@@ -33,7 +33,7 @@ from benchmarks.tables.classes import (
 )
 from benchmarks.tables.peers import missing
 from gpclml.errors import DataError, UnknownNameError
-from gpclml.tables.comparing_classes import fitted_size
+from gpclml.tables.methods import fitted_size
 
 
 def invoke(line, *more):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,15 +9,12 @@ import torch
 from gpytorch.kernels import Kernel, LinearKernel, MaternKernel
 from sklearn.exceptions import DataConversionWarning
 from sklearn.model_selection import cross_val_score
-from sklearn.utils.estimator_checks import check_estimator
 
 from gpclml import Classifier, FitWarning, LaplaceMarginalLogLikelihood, fit_mll
-from gpclml.errors import ArgumentError, DataError, UnknownNameError
 from gpclml.likelihoods import LogisticLikelihood
 from gpclml.models import GPClassification
 from gpclml.tables import averages
-from gpclml.tables import classifier as module
-from gpclml.tables.class_kernels import AVERAGED, KERNELS, AdditiveMatern, class_kernel
+from gpclml.tables.averages import AVERAGED, KERNELS, AdditiveMatern, class_kernel
 
 FAST = ("rbf",)
 
@@ -37,20 +31,6 @@ def frame(n=60, seed=0):
     shift = table["kind"].map({"a": -2.0, "b": 2.0, "c": 0.0}).to_numpy(float)
     score = shift + table["size"] - 1.5 + 0.3 * draws.standard_normal(n)
     return table, np.where(score > 0, "yes", "no")
-
-
-@pytest.mark.slow
-def test_the_checks_of_scikit_learn():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of rows and columns left out, and of skipped checks
-        results = check_estimator(Classifier(FAST, max_rows=60), on_fail=None, on_skip=None)
-    assert len(results) > 40
-    failed = {
-        result["check_name"]: result["exception"]
-        for result in results
-        if result["status"] == "failed"
-    }
-    assert not failed
 
 
 def powered(p, power):
@@ -203,13 +183,6 @@ def test_many_classes():
 
 
 @pytest.mark.slow
-def test_several_processes_give_the_same_fit():
-    x, y = arrays()
-    single, several = (Classifier(["rbf", "additive"], n_jobs=jobs).fit(x, y) for jobs in (None, 2))
-    np.testing.assert_allclose(single.predict_proba(x), several.predict_proba(x), rtol=1e-6)
-
-
-@pytest.mark.slow
 def test_rows_are_left_out_as_if_the_model_was_fitted_without_them():
     x, y = map(torch.from_numpy, arrays(50))
     model = GPClassification(x, y.double(), likelihood=LogisticLikelihood())
@@ -220,7 +193,7 @@ def test_rows_are_left_out_as_if_the_model_was_fitted_without_them():
         without = GPClassification(x[others], y[others].double(), likelihood=LogisticLikelihood())
         without.load_state_dict(model.state_dict())
         expected.append(without.predict(x[row : row + 1]).probabilities)
-    found = module._left_out(model).probabilities
+    found = averages._left_out(model).probabilities
     torch.testing.assert_close(found, torch.cat(expected), atol=0.03, rtol=0.0)
 
 
@@ -229,22 +202,6 @@ def test_equal_rows_with_other_labels_share_their_probability():
     y = np.arange(40) % 20 < np.repeat([5, 15], 20)
     found = Classifier(FAST).fit(x, y).predict_proba([[0.0], [1.0]])[:, 1]
     assert found == pytest.approx([0.25, 0.75], abs=0.08)
-
-
-@pytest.mark.slow
-def test_more_rows_than_are_fitted_to():
-    x, y = arrays(60)
-    y = np.where(np.arange(60) == 3, 5, y)  # a class of one row
-    with pytest.warns(UserWarning, match="20 of 60 rows, drawn at random") as caught:
-        first = Classifier(FAST, max_rows=20, random_state=3).fit(x, y)
-    assert caught[0].filename == __file__
-    with pytest.warns(UserWarning, match="20 of 60"):
-        same, other = (Classifier(FAST, max_rows=20, random_state=s).fit(x, y) for s in (3, 4))
-    assert first.n_rows_ == 20
-    shares = np.bincount(first.models_.targets) / 20
-    assert shares == pytest.approx(np.unique(y, return_counts=True)[1] / 60, abs=0.06)
-    np.testing.assert_array_equal(first.predict_proba(x), same.predict_proba(x))
-    assert not np.array_equal(first.predict_proba(x), other.predict_proba(x))
 
 
 @pytest.mark.slow
@@ -268,45 +225,3 @@ def test_kernels_whose_fit_fails_are_left_out(monkeypatch):
     broken = (Kernel,)
     with pytest.raises(RuntimeError, match="no factor"):
         Classifier(["linear", "rbf"]).fit(x, y)
-
-
-@pytest.mark.slow
-def test_pickles_and_files_give_the_same_predictions(tmp_path):
-    table, y = frame()
-    table.loc[3:9, "size"] = np.nan
-    classifier = Classifier(list(FAST), random_state=np.int64(5)).fit(table, y)
-    expected = classifier.predict_proba(table)
-    classifier.save(tmp_path / "classifier.pt")
-    torch.load(tmp_path / "classifier.pt", weights_only=True)
-    loaded = Classifier.load(tmp_path / "classifier.pt")
-    for other in (pickle.loads(pickle.dumps(classifier)), loaded):
-        np.testing.assert_array_equal(other.predict_proba(table), expected)
-        np.testing.assert_array_equal(other.predict(table), classifier.predict(table))
-    assert loaded.classes_.dtype == classifier.classes_.dtype
-    assert loaded.get_params() == classifier.get_params()
-    with pytest.raises(DataError, match="no file"):
-        Classifier.load(tmp_path / "none.pt")
-
-
-BAD = [  # changes of inputs and of labels, and of the estimator
-    ({"y": lambda y: 0 * y}, {}, ArgumentError, "y: got one class, 0"),
-    ({"y": lambda y: np.where(y == 1, np.nan, 0.0)}, {}, ValueError, "y contains NaN"),
-    ({"y": lambda y: np.where(y == 1, "a", None)}, {}, ValueError, "missing labels"),
-    ({"y": lambda y: np.array([1, "a"] * 20, dtype=object)}, {}, ValueError, "label"),
-    ({"y": lambda y: y + 0.3 * np.arange(40)}, {}, ValueError, "Unknown label type"),
-    ({"y": lambda y: None}, {}, ValueError, "requires y"),
-    ({"x": lambda x: np.where(x == x[3, 1], np.inf, x)}, {}, ValueError, "infinity"),
-    ({"x": lambda x: pd.DataFrame(x, columns=["a", "a"])}, {}, ArgumentError, "named 'a'"),
-    ({}, {"kernels": ("matern",)}, UnknownNameError, "matern32"),
-    ({}, {"kernels": "rbf"}, ArgumentError, "got 'rbf', expected names in a list"),
-    ({}, {"kernels": ()}, ArgumentError, "at least one name"),
-    ({}, {"max_rows": 1}, ArgumentError, "max_rows: got 1"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("changes", "arguments", "error", "message"), BAD)
-def test_fits_that_are_refused(changes, arguments, error, message):
-    x, y = arrays()
-    x, y = changes.get("x", lambda x: x)(x), changes.get("y", lambda y: y)(y)
-    with pytest.raises(error, match=message):
-        Classifier(**{"kernels": FAST, **arguments}).fit(x, y)

@@ -16,12 +16,11 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from gpclml import GPRegression, StackedGP, plot_compare
 from gpclml.evaluation import score_models
 from gpclml.tables import comparing, fitting
-from gpclml.tables import predictions as module
+from gpclml.tables import methods as module
+from gpclml.tables.comparing import figure
 from gpclml.tables.data import TableOptions, read_table_data
-from gpclml.tables.fitting import load_model
-from gpclml.tables.page import figure
-from gpclml.tables.predictions import prediction_scores, yardsticks
-from gpclml.tables.recipes import Recipe
+from gpclml.tables.fitting import Recipe, load_model
+from gpclml.tables.methods import prediction_scores, yardsticks
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +77,10 @@ def test_scores_are_those_of_the_library(report, record):
         for criterion in ("lml", "clml", "loo", "weight"):
             assert saved[criterion] == pytest.approx(line[criterion], rel=1e-9)
         kept = load_model(report[0] / "models" / name)
-        scores = prediction_scores(test_y, kept.predict(test_x))
-        assert saved["test_rmse"] == pytest.approx(scores.rmse, rel=1e-9)
-        assert saved["test_nll"] == pytest.approx(scores.nll, rel=1e-9)
-        assert saved["test_coverage"] == scores.coverage
+        values = prediction_scores(test_y, kept.predict(test_x)).values
+        assert saved["test_rmse"] == pytest.approx(values["typical error"][0], rel=1e-9)
+        assert saved["test_nll"] == pytest.approx(values["log loss"][0], rel=1e-9)
+        assert saved["test_coverage"] == values["rows inside"][0]
         assert kept.encoding == data.encoding
         torch.testing.assert_close(kept.model.predict(x).mean, models[name].predict(x).mean)
 
@@ -262,7 +261,7 @@ def test_predictions_are_those_of_the_libraries():
     trees.fit(train[0].numpy(), train[1].numpy())
     torch.testing.assert_close(predictors["trees"](x), torch.from_numpy(trees.predict(x.numpy())))
     assert bool((predictors["mean"](x) == train[1].mean()).all())
-    assert 0.7 < prediction_scores(y, predictors["stack"](x)).coverage <= 1
+    assert 0.7 < prediction_scores(y, predictors["stack"](x)).values["rows inside"][0] <= 1
     assert not prediction_scores(y, predictors["trees"](x)).has_intervals
     # Missing inputs are predicted from the others.
     train[0][:, 1], x[:, 1] = train[0][:, 0], x[:, 0]

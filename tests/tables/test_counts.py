@@ -1,7 +1,5 @@
 """Counts: the average of their models, the estimator of scikit-learn on request, bad input."""
 
-import pickle
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,10 +11,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from gpclml import LaplaceMarginalLogLikelihood, Regressor, fit_mll
-from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.errors import ArgumentError
 from gpclml.likelihoods import LogNegativeBinomialLikelihood, TargetMixture, TargetPrediction
 from gpclml.models import GPCounts
-from gpclml.tables.class_kernels import AVERAGED, class_kernel
+from gpclml.tables.averages import AVERAGED, class_kernel
 
 FAST = ("linear", "rbf")
 
@@ -102,18 +100,6 @@ def test_it_is_the_average_of_models_of_counts():
     assert regressor.n_rows_ == 40
 
 
-def test_draws():
-    x, y = arrays()
-    regressor = Regressor(FAST, counts=True).fit(x, y)
-    draws = regressor.sample_y(x[:5], n_samples=400, random_state=1)
-    assert draws.shape == (5, 400)
-    assert (draws == draws.round()).all()
-    assert (draws >= 0).all()
-    np.testing.assert_array_equal(draws, regressor.sample_y(x[:5], 400, random_state=1))
-    mean, std = regressor.predict(x[:5], return_std=True)
-    assert (abs(draws.mean(1) - mean) < 5 * std / 20).all()
-
-
 def test_missing_values_and_unknown_levels_are_averaged_over():
     table, y = frame()
     regressor = Regressor(FAST, counts=True).fit(table, y)
@@ -130,22 +116,6 @@ def test_missing_values_and_unknown_levels_are_averaged_over():
 
 
 @pytest.mark.slow
-def test_pickles_and_files_give_the_same_predictions(tmp_path):
-    table, y = frame()
-    table.loc[3:9, "size"] = np.nan
-    regressor = Regressor(list(FAST), counts=True, random_state=np.int64(5)).fit(table, y)
-    regressor.save(tmp_path / "regressor.pt")
-    torch.load(tmp_path / "regressor.pt", weights_only=True)
-    loaded = Regressor.load(tmp_path / "regressor.pt")
-    same = Regressor(list(FAST), counts=True, random_state=5).fit(table, y)
-    expected = regressor.predict(table, return_std=True, quantiles=[0.05])
-    for other in (pickle.loads(pickle.dumps(regressor)), loaded, same):
-        got = other.predict(table, return_std=True, quantiles=[0.05])
-        np.testing.assert_array_equal(np.column_stack(got), np.column_stack(expected))
-    assert loaded.get_params() == regressor.get_params()
-
-
-@pytest.mark.slow
 def test_tools_of_scikit_learn():
     x, y = arrays()
     regressor = clone(Regressor(FAST).set_params(counts=True))
@@ -158,13 +128,6 @@ def test_tools_of_scikit_learn():
     regressor.set_params(candidates=["linear"]).fit(x, y)
     assert not hasattr(regressor, "models_")
     assert not np.array_equal(regressor.predict(x), mean)
-
-
-def test_more_rows_than_are_fitted_to():
-    x, y = arrays(50)
-    with pytest.warns(UserWarning, match="20 of 50 rows, drawn at random"):
-        regressor = Regressor(FAST, counts=True, max_rows=20).fit(x, y)
-    assert regressor.n_rows_ == 20
 
 
 @pytest.mark.slow
@@ -183,29 +146,3 @@ def test_odd_counts(change):
     assert torch.isfinite(prediction.log_prob(y)).all()
     if y.max() == y.min():
         assert float(prediction.mean.mean()) == pytest.approx(y[0], abs=0.1)
-
-
-BAD = [  # changes of the counts, and of the estimator
-    (lambda y: y + 0.5, {}, ArgumentError, r"y: got \d\.5 among them, expected whole numbers from"),
-    (lambda y: y - 9.0, {}, ArgumentError, r"y: got -\d among them.*Leave out counts=True"),
-    (lambda y: np.where(y == y[3], np.nan, y), {}, ValueError, "y contains NaN"),
-    (lambda y: ["few"] * 40, {}, ArgumentError, "y: got texts"),
-    (lambda y: y, {"candidates": ("matern",)}, UnknownNameError, "candidates: got 'matern'"),
-    (lambda y: y, {"candidates": "rbf"}, ArgumentError, "candidates: got 'rbf', expected names"),
-    (lambda y: y, {"candidates": ()}, ArgumentError, "candidates: got none"),
-    (lambda y: y, {"time_budget": 3.0}, ArgumentError, r"time_budget: got 3\.0, expected none"),
-    (lambda y: y, {"max_rows": 2}, ArgumentError, "max_rows: got 2"),
-]
-
-
-@pytest.mark.parametrize(("change", "arguments", "error", "message"), BAD)
-def test_fits_that_are_refused(change, arguments, error, message):
-    x, y = arrays()
-    with pytest.raises(error, match=message):
-        Regressor(**{"candidates": FAST, "counts": True, **arguments}).fit(x, change(y))
-
-
-def test_few_rows_are_refused():
-    x, y = arrays()
-    with pytest.raises(ArgumentError, match="n_samples = 4"):
-        Regressor(counts=True).fit(x[:4], y[:4])

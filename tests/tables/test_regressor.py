@@ -1,17 +1,13 @@
 """The estimator of scikit-learn: its own checks, tables with categories, files, bad input."""
 
-import pickle
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from sklearn.model_selection import cross_val_score
-from sklearn.utils.estimator_checks import check_estimator
 
 from gpclml import Regressor, StackedGP
-from gpclml.errors import ArgumentError, DataError, UnknownNameError, UnsupportedError
+from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.tables import DEFAULT_CANDIDATES, stacked
 
 FAST = ("linear", "matern")
@@ -37,20 +33,6 @@ def frame(n=60, seed=0):
     shift = table["kind"].map({"a": 0.0, "b": 3.0, "c": -2.0}).to_numpy(float)
     y = shift + table["size"] + 0.5 * table["new"] + 0.05 * draws.standard_normal(n)
     return table, y.to_numpy()
-
-
-@pytest.mark.slow
-def test_the_checks_of_scikit_learn():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of columns left out, and of skipped checks
-        results = check_estimator(Regressor(FAST), on_fail=None, on_skip=None)
-    assert len(results) > 40
-    failed = {
-        result["check_name"]: result["exception"]
-        for result in results
-        if result["status"] == "failed"
-    }
-    assert not failed
 
 
 @pytest.mark.slow
@@ -101,64 +83,6 @@ def test_missing_values_are_marked(kind):
     np.testing.assert_array_equal(encoded[:, 2], marked)
     np.testing.assert_array_equal(encoded[:, 1], x[:, 1])
     assert np.isfinite(regressor.predict(X)).all()
-
-
-@pytest.mark.slow
-def test_more_rows_than_are_fitted_to():
-    x, y = arrays(50)
-    with pytest.warns(UserWarning, match="20 of 50 rows, drawn at random") as caught:
-        regressor = Regressor(FAST, max_rows=20, random_state=3).fit(x, y)
-    assert caught[0].filename == __file__
-    assert regressor.n_rows_ == 20
-    with pytest.warns(UserWarning, match="20 of 50"):
-        same, other = (Regressor(FAST, max_rows=20, random_state=s).fit(x, y) for s in (3, 4))
-    np.testing.assert_array_equal(same.predict(x), regressor.predict(x))
-    assert not np.array_equal(other.predict(x), regressor.predict(x))
-
-
-def test_draws():
-    x, y = arrays()
-    regressor = Regressor(FAST).fit(x, y)
-    draws = regressor.sample_y(x[:5], n_samples=400, random_state=1)
-    assert draws.shape == (5, 400)
-    np.testing.assert_array_equal(draws, regressor.sample_y(x[:5], 400, random_state=1))
-    mean, std = regressor.predict(x[:5], return_std=True)
-    assert (abs(draws.mean(1) - mean) < 5 * std / 20).all()
-
-
-@pytest.mark.slow
-def test_pickles_and_files_give_the_same_predictions(tmp_path):
-    table, y = frame()
-    table.loc[3:9, "size"] = np.nan
-    # Arguments may come from arrays, as in a search.
-    budget = {"time_budget": np.float64(60), "random_state": np.int64(5)}
-    regressor = Regressor(list(FAST), **budget).fit(table, y)
-    expected = regressor.predict(table, return_std=True, quantiles=[0.05])
-    regressor.save(tmp_path / "regressor.pt")
-    torch.load(tmp_path / "regressor.pt", weights_only=True)
-    loaded = Regressor.load(tmp_path / "regressor.pt")
-    for other in (pickle.loads(pickle.dumps(regressor)), loaded):
-        got = other.predict(table, return_std=True, quantiles=[0.05])
-        np.testing.assert_array_equal(np.column_stack(got), np.column_stack(expected))
-    assert loaded.n_features_in_ == 5
-    assert list(loaded.feature_names_in_) == list(table.columns)
-    assert loaded.get_params() == regressor.get_params()
-    with pytest.raises(ValueError, match="feature names"):
-        loaded.predict(table.rename(columns={"size": "mass"}))
-    with pytest.raises(DataError, match="no file"):
-        Regressor.load(tmp_path / "none.pt")
-    regressor.stack_.save(tmp_path / "stack.pt")
-    with pytest.raises(DataError, match=r"not a gpclml.Regressor"):
-        Regressor.load(tmp_path / "stack.pt")
-
-
-@pytest.mark.slow
-def test_several_processes_give_the_same_fit():
-    x, y = arrays()
-    single, several = Regressor().fit(x, y), Regressor(n_jobs=2).fit(x, y)
-    names = [[component.name for component in each.stack_.components] for each in (single, several)]
-    assert names[0] == names[1]
-    np.testing.assert_allclose(single.predict(x), several.predict(x), rtol=1e-6)
 
 
 def test_a_constant_target_and_more_columns_than_rows():
@@ -241,32 +165,6 @@ def test_deep_is_fitted_from_so_many_rows_on(monkeypatch, tmp_path):
     new = arrays(7, seed=1)[0]
     np.testing.assert_array_equal(loaded.predict(new), regressor.predict(new))
     assert "deep" not in models_of(Regressor(DEFAULT_CANDIDATES).fit(*arrays()))
-
-
-BAD = [  # changes of inputs and of targets, and of the estimator
-    ({"x": lambda x: x[:4], "y": lambda y: y[:4]}, {}, ArgumentError, "n_samples = 4"),
-    ({"x": lambda x: np.where(x == x[3, 1], np.inf, x)}, {}, ValueError, "infinity"),
-    ({"x": lambda x: pd.DataFrame(np.where(x == x[3, 1], np.inf, x))}, {}, ArgumentError,
-     "infinite values"),
-    ({"x": lambda x: pd.DataFrame(x, columns=["a", "a", "b"])}, {}, ArgumentError,
-     "several columns named 'a'"),
-    ({"x": lambda x: pd.DataFrame({"code": [1, "x"] * 20})}, {}, ArgumentError,
-     r"column .code.: .* by astype"),
-    ({"y": lambda y: np.where(y == y[3], np.nan, y)}, {}, ValueError, "y contains NaN"),
-    ({"y": lambda y: None}, {}, ValueError, "requires y"),
-    ({"y": lambda y: ["low"] * 40}, {}, ArgumentError, r"y: got texts .* expected numbers"),
-    ({}, {"candidates": ("matrn",)}, UnknownNameError, "matrn"),
-    ({}, {"candidates": "linear"}, ArgumentError, "got 'linear', expected names in a list"),
-    ({}, {"max_rows": 2}, ArgumentError, "max_rows: got 2"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("changes", "arguments", "error", "message"), BAD)
-def test_fits_that_are_refused(changes, arguments, error, message):
-    x, y = arrays()
-    x, y = changes.get("x", lambda x: x)(x), changes.get("y", lambda y: y)(y)
-    with pytest.raises(error, match=message):
-        Regressor(**{"candidates": FAST, **arguments}).fit(x, y)
 
 
 def test_predictions_that_are_refused():

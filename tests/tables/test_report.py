@@ -14,20 +14,14 @@ import torch
 from PIL import Image
 from scipy.stats import norm
 
+from gpclml.tables.comparing import answer, columns_in_words, figure, headline, score_table
 from gpclml.tables.encoding import fit_inputs, kind_of
-from gpclml.tables.page import (
-    answer,
-    columns_in_words,
-    figure,
-    headline,
-    score_table,
-)
-from gpclml.tables.predictions import (
+from gpclml.tables.fitting import normal_predictions
+from gpclml.tables.methods import (
     PredictionScores,
     choose,
     clearly_smaller,
     column_effects,
-    normal_predictions,
     prediction_scores,
 )
 
@@ -42,11 +36,14 @@ def test_scores_are_those_of_scipy():
     logs = norm.logpdf(y, mean, deviation)
     low, high = norm.interval(0.9, mean, deviation)
     inside = (low <= y) & (y <= high)
-    assert scores.rmse == pytest.approx(math.sqrt(squares.mean()))
-    assert scores.rmse_se == pytest.approx(squares.std(ddof=1) / math.sqrt(50) / 2 / scores.rmse)
-    assert scores.nll == pytest.approx(-logs.mean())
-    assert scores.nll_se == pytest.approx(logs.std(ddof=1) / math.sqrt(50))
-    assert scores.coverage == pytest.approx(inside.mean())
+    root, size = math.sqrt(squares.mean()), math.sqrt(50)
+    expected = {
+        "log loss": (-logs.mean(), logs.std(ddof=1) / size),
+        "typical error": (root, squares.std(ddof=1) / size / 2 / root),
+        "rows inside": (inside.mean(), inside.std(ddof=1) / size),
+        "interval width": (np.sort(high - low)[24], 0.0),
+    }
+    assert scores.values == {name: pytest.approx(pair, rel=1e-6) for name, pair in expected.items()}
     np.testing.assert_allclose(scores.log_densities, logs)
 
 
@@ -80,7 +77,7 @@ def test_the_pick_is_used_unless_another_is_clearly_better(targets):
     assert choose(["rbf"], {"rbf": both, "stack": sure}).name == "stack"
     trees = prediction_scores(targets, closer.means)
     assert choose(["rbf"], {"rbf": stack, "trees": trees, "mean": mean})[:2] == ("trees", "rbf")
-    missing = PredictionScores.missing(len(targets))
+    missing = PredictionScores.missing(targets)
     assert choose(["rq", "rbf"], {"rq": missing, "rbf": stack, "mean": stack}) == (
         "rbf", "rbf", False, ()
     )  # fmt: skip

@@ -12,7 +12,7 @@ from scipy import integrate, optimize, stats
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.models import GPRegression
 from gpclml.tables import Calibration, StackedGP, StackedPrediction, fit_calibration
-from gpclml.tables.warps import Warp, choose_warp
+from gpclml.tables.candidates import Warp, choose_warp
 
 WEIGHTS = (0.5, 0.3, 0.2)
 DEGREES = (math.inf, 4.0, 3.0)
