@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpclml._utils.arguments import callers_level
 from gpclml._utils.environment import progress_bar
-from gpclml.errors import ArgumentError, NonFiniteError, UnknownNameError
+from gpclml.errors import ArgumentError, NonFiniteError
 from gpclml.fit import FitWarning, fit_mll
 from gpclml.inference import training_observations
 from gpclml.inference.laplace import LatentCovariance
@@ -123,20 +123,6 @@ def class_kernel(name: str, x: Tensor, scale: float = 4.0) -> Kernel:
         prior = LogNormalPrior(_LOG_COLUMN_LENGTHSCALE, _COLUMN_SPREAD).to(x)
         base.register_prior("lengthscale_prior", prior, "lengthscale")
     return kernel
-
-
-def checked_kernels(argument: str, names: Sequence[str] | None) -> list[str]:
-    """Names of kernels, each once, in the order in which all are listed; some if none are given."""
-    if names is None:
-        return list(AVERAGED)
-    for name in (names,) if isinstance(names, str) else names:
-        if name not in KERNELS:
-            raise UnknownNameError(argument, name, KERNELS)
-    if isinstance(names, str):
-        raise ArgumentError(argument, repr(names), f"names in a list: [{names!r}]")
-    if len(names) == 0:
-        raise ArgumentError(argument, "none", "at least one name")
-    return [name for name in KERNELS if name in names]
 
 
 _REACH = 2.0  # ranges of a column that new values may be away from those of the training rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -376,15 +376,9 @@ def calibrate(
 ) -> tuple[Calibration, Tensor]:
     """Calibrates predictions of rows that they are not conditioned on.
 
-    Args:
-        predicted: Means and deviations of the rows, ``(n,)`` each, in units of the targets, which
-            are transformed if there is a warp.
-        y: The targets in original units, ``(n,)``.
-        warp: The transform of the targets.
-        hyperparameters: The number that were fitted to these rows.
-
-    Returns:
-        The calibration, and the log densities of the rows in original units, ``(n,)``.
+    Predicted are means and deviations, ``(n,)`` each, in units of the targets, which are
+    transformed if there is a warp; ``y`` is in original units, as are the log densities of the rows
+    that come with the calibration, ``(n,)``. ``hyperparameters`` were fitted to these rows.
     """
     locations, deviation = (values.double().cpu() for values in predicted)
     y = y.double().cpu()
@@ -618,19 +612,21 @@ DEFAULT_MANY_ROWS_CANDIDATES = tuple(MANY_ROWS_CANDIDATES)
 """Those of a stack of many rows that is not told which."""
 
 
-def ordered_by_cost(names: Sequence[str]) -> tuple[str, ...]:
-    """Candidates from the cheapest to the most expensive; one comes after the one it starts from.
+def checked_names(argument: str, names: Sequence[str], known: Iterable[str]) -> tuple[str, ...]:
+    """Names among those that are known, each once, in the order of these.
 
     Raises:
-        UnknownNameError: There is no such candidate.
-        ArgumentError: The names are not in a list.
+        UnknownNameError: There is no such name.
+        ArgumentError: The names are not in a list, or there is none.
     """
-    known = {**CANDIDATES, **MANY_ROWS_CANDIDATES}
+    known = tuple(known)
     for name in (names,) if isinstance(names, str) else names:
         if name not in known:
-            raise UnknownNameError("candidates", name, known)
+            raise UnknownNameError(argument, name, known)
     if isinstance(names, str):
-        raise ArgumentError("candidates", repr(names), f"names in a list: [{names!r}]")
+        raise ArgumentError(argument, repr(names), f"names in a list: [{names!r}]")
+    if len(names) == 0:
+        raise ArgumentError(argument, "none", "at least one name")
     return tuple(name for name in known if name in names)
 
 
@@ -662,13 +658,25 @@ def _fit_candidate(
     It may start from one of ``fitted``, the candidates that are fitted already, to the same data.
     None for a candidate of transformed targets if no transform makes them more likely, and for one
     of categories if there are none.
+
+    Of many rows it is fitted by densities given neighbours, and scale and tails to rows held out: a
+    network predicts the rows too well that it learned its features from. Predictions are
+    conditioned on these rows too.
     """
-    if options.held_out is not None:
-        return _fit_given_neighbors(name, x, y, options.held_out, options)
-    start, candidate = time.perf_counter(), CANDIDATES[name]
-    rows, seed, targets, warp = options.rows, options.seed, y, None
+    start, held_out, rows = time.perf_counter(), options.held_out, options.rows
+    known = CANDIDATES if held_out is None else MANY_ROWS_CANDIDATES
+    if name not in known:
+        got, expected = f"{name} of {len(y)} rows", f"one of {', '.join(known)}"
+        raise ArgumentError("candidates", got, expected)
+    candidate, warp = known[name], None
     if candidate.needs_categories and not options.categories:
         return None
+    if held_out is not None:
+        x, y = _in_single_precision(x, y)
+        kept = torch.ones(len(y), dtype=torch.bool, device=x.device)
+        kept[held_out] = False
+        rows = kept.nonzero()[:, 0]
+    targets = y
     if candidate.warped:
         assert candidate.start is not None
         if candidate.start not in fitted:
@@ -683,19 +691,37 @@ def _fit_candidate(
     whole, model = _models(candidate, x, targets, rows, options)
     if candidate.start is not None and candidate.start in fitted:
         _start_from(model, fitted[candidate.start])
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the result has the message
-        if name == "deep":
-            note = fit_networks(mll, steps=_NETWORK_STEPS, seed=seed, progress=False).message
-        else:
-            note = fit_mll(mll, restarts=options.restarts, seed=seed, progress=False).message
+        note = _train(name, model, options)
     if rows is not None:
         whole.load_state_dict(model.state_dict())
-    seconds = time.perf_counter() - start
-    left_out, count = leave_one_out_predictions(whole.eval()), num_hyperparameters(whole)
-    calibrated = calibrate(left_out, y, warp, hyperparameters=count)
-    return Component(name, whole, 0.0, *calibrated, note, seconds, warp)
+    seconds, neighbors = time.perf_counter() - start, None
+    if held_out is None:
+        predicted, count = leave_one_out_predictions(whole.eval()), num_hyperparameters(whole)
+    else:
+        neighbors = min(_MOST_NEIGHBORS, count_neighbors(model, "auto", options.seed))
+        with torch.no_grad():
+            normal = model.predict(x[held_out], neighbors=neighbors)
+        predicted, count, y = (normal.mean, normal.stddev), 0, y[held_out]
+    calibrated = calibrate(predicted, y, warp, hyperparameters=count)
+    return Component(name, whole.eval(), 0.0, *calibrated, note, seconds, warp, neighbors)
+
+
+def _train(name: str, model: GPRegression, options: FitOptions) -> str:
+    """Fits the hyperparameters of a model; a sentence on a problem."""
+    seed, is_many = options.seed, options.held_out is not None
+    conditioning = NearestNeighbors() if is_many else LastPoints(m=0)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=seed)
+    if is_many:
+        steps = _MANY_NETWORK_STEPS if find_networks(model) else _MANY_STEPS
+        return fit_mll(
+            mll, "adam", steps=steps, lr=_RATE, final_lr=_FINAL_RATE, network_lr=_NETWORK_RATE,
+            progress=False,
+        ).message  # fmt: skip
+    if name == "deep":
+        return fit_networks(mll, steps=_NETWORK_STEPS, seed=seed, progress=False).message
+    return fit_mll(mll, restarts=options.restarts, seed=seed, progress=False).message
 
 
 def _models(
@@ -710,44 +736,6 @@ def _models(
         model.get_submodule(units).load_state_dict(whole.get_submodule(units).state_dict())
     model.set_train_data(targets=cast(Tensor, whole.train_targets)[rows], strict=False)
     return whole, model
-
-
-def _fit_given_neighbors(
-    name: str, x: Tensor, y: Tensor, held_out: Tensor, options: FitOptions
-) -> Component:
-    """Fits a candidate by densities given neighbours, and calibrates it; weight 0.
-
-    Scale and tails are fitted to rows held out: a network predicts the rows too well that it
-    learned its features from. Predictions are conditioned on these rows too.
-    """
-    start, x, y = time.perf_counter(), *_in_single_precision(x, y)
-    if name not in MANY_ROWS_CANDIDATES:
-        got = f"{name} of {len(y)} rows"
-        raise ArgumentError("candidates", got, f"one of {', '.join(MANY_ROWS_CANDIDATES)}")
-    kept = torch.ones(len(y), dtype=torch.bool, device=x.device)
-    kept[held_out] = False
-    rows = kept.nonzero()[:, 0]
-    whole, model = _models(MANY_ROWS_CANDIDATES[name], x, y, rows, options)
-    mll = ConditionalMarginalLogLikelihood(
-        model.likelihood, model, NearestNeighbors(), seed=options.seed
-    )
-    steps = _MANY_NETWORK_STEPS if find_networks(model) else _MANY_STEPS
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FitWarning)  # the result has the message
-        fit = fit_mll(
-            mll, "adam", steps=steps, lr=_RATE, final_lr=_FINAL_RATE, network_lr=_NETWORK_RATE,
-            progress=False,
-        )  # fmt: skip
-    whole.load_state_dict(model.state_dict())
-    seconds = time.perf_counter() - start
-    neighbors = min(_MOST_NEIGHBORS, count_neighbors(model, "auto", options.seed))
-    with torch.no_grad():
-        normal = model.predict(x[held_out], neighbors=neighbors)
-        predicted = normal.mean, normal.stddev
-    calibrated = calibrate(predicted, y[held_out])
-    return Component(
-        name, whole.eval(), 0.0, *calibrated, fit.message, seconds, neighbors=neighbors
-    )
 
 
 def _in_single_precision(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

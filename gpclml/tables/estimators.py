@@ -25,7 +25,8 @@ from torch import Tensor
 from gpclml._utils.arguments import callers_level, check_counts, checked
 from gpclml.errors import ArgumentError
 from gpclml.likelihoods import TargetMixture
-from gpclml.tables.averages import ClassModels, CountModels, check_whole, checked_kernels
+from gpclml.tables.averages import AVERAGED, KERNELS, ClassModels, CountModels, check_whole
+from gpclml.tables.candidates import checked_names
 from gpclml.tables.encoding import InputEncoding, Kind, column_of, fit_inputs, kind_of
 from gpclml.tables.missing import filled
 from gpclml.tables.mixture import StackedPrediction
@@ -280,7 +281,9 @@ class Regressor(RegressorMixin, TableEstimator):
             FitWarning: A candidate is left out because it failed or the time budget is used up.
         """
         check_counts(LEAST_ROWS, max_rows=self.max_rows)
-        names = checked_kernels("candidates", self.candidates) if self.counts else ()
+        names: Sequence[str] = AVERAGED
+        if self.counts and self.candidates is not None:
+            names = checked_names("candidates", self.candidates, KERNELS)
         table = self._rows(X, fitting=True)
         targets, seed = torch.from_numpy(_targets(y, table)), self._seed()
         if len(table) < LEAST_ROWS:
@@ -506,7 +509,9 @@ class Classifier(ClassifierMixin, TableEstimator):
             UserWarning: Rows were drawn at random, or columns are not used as inputs.
             FitWarning: A kernel is left out because its fit failed.
         """
-        names = checked_kernels("kernels", self.kernels)
+        names: Sequence[str] = AVERAGED
+        if self.kernels is not None:
+            names = checked_names("kernels", self.kernels, KERNELS)
         table = self._rows(X, fitting=True)
         classes, numbers = _classes(y, table)
         seed, rows = self._seed(), None

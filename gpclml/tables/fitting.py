@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import shlex
@@ -31,26 +32,15 @@ from gpclml.likelihoods import TargetMixture
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 from gpclml.tables.averages import AVERAGED, ClassModels, CountModels, ModelAverage
-from gpclml.tables.data import TableData, TableOptions, read_table_data
+from gpclml.tables.data import TableData, TableOptions, read_table, read_table_data
 from gpclml.tables.encoding import InputEncoding
 from gpclml.tables.folders import files_of, open_work_folder, read_record, sha256_of, write_record
 from gpclml.tables.missing import averaged, unknown_inputs
 from gpclml.tables.mixture import StackedPrediction
-from gpclml.tables.reading import read_table
 from gpclml.tables.stacked import StackedGP
 from gpclml.tables.terminal import FitError, give, shows_progress, tell, warned
 
-DESCRIPTIONS = {
-    "linear": "a straight line (plane): the effects of the columns add up",
-    "rbf": "a Gaussian process: a smooth function, with a length scale for each column",
-    "rq": "a Gaussian process like rbf, smooth on several length scales at once",
-    "matern": "a Gaussian process of a rougher function than rbf",
-    "sm": "a Gaussian process of four patterns that may repeat along the inputs (spectral mixture)",
-    "deep": "rbf, with features that a network learns where they help on held-out rows",
-}
-"""What each model is, for people who do not know Gaussian processes."""
-
-MODELS = tuple(DESCRIPTIONS)
+MODELS = "linear", "rbf", "rq", "matern", "sm", "deep"
 """Names of models, from the cheapest to the most expensive."""
 
 STACK = "stack"
@@ -409,7 +399,15 @@ def load_model_made_from(folder: Path, made_from: Mapping[str, Any]) -> SavedMod
 def fit_table(options: RunOptions, quiet: bool = False) -> SavedModel:
     """Fits a model of a table and saves it; wrong input, failures and Ctrl-C write nothing."""
     data = read_table_data(options.table, tests=False)
-    recipe = recipe_of(options.recipe, data)
+    recipe, only = options.recipe, ONLY_MODELS.get(data.task)
+    if only is not None:
+        if recipe.model not in (STACK, only):  # the stack is taken where none is named
+            suggestion = "Leave it out, or pass --task regression to predict numbers."
+            raise ArgumentError("model", recipe.model, f"{only}, for {data.task}", suggestion)
+        recipe = replace(recipe, model=only)
+    elif recipe.model in AVERAGES:
+        suggestion = "Leave it out, or pass --task classification or counts."
+        raise ArgumentError("model", recipe.model, "a model of a regression", suggestion)
     check_size((recipe.model,), *data.train[0].shape)
     for note in () if quiet else data.notes:
         tell(note)
@@ -429,19 +427,6 @@ def fit_table(options: RunOptions, quiet: bool = False) -> SavedModel:
     return saved
 
 
-def recipe_of(recipe: Recipe, data: TableData) -> Recipe:
-    """The recipe that is asked for; of a target of classes or counts that of its only model."""
-    only = ONLY_MODELS.get(data.task)
-    # ``fit`` takes the stack where none is named.
-    if only is not None and recipe.model not in (STACK, only):
-        suggestion = "Leave it out, or pass --task regression to predict numbers."
-        raise ArgumentError("model", recipe.model, f"{only}, for {data.task}", suggestion)
-    if only is None and recipe.model in AVERAGES:
-        suggestion = "Leave it out, or pass --task classification or counts."
-        raise ArgumentError("model", recipe.model, "a model of a regression", suggestion)
-    return recipe if only is None else replace(recipe, model=only)
-
-
 def fit_recipe(recipe: Recipe, data: TableData, progress: bool) -> SavedModel:
     """Fits a model on the training rows, and keeps the warnings of the fit as its note."""
     start = time.perf_counter()
@@ -459,8 +444,11 @@ def fit_recipe(recipe: Recipe, data: TableData, progress: bool) -> SavedModel:
 
 
 def made_from(recipe: Recipe, data: TableData) -> dict[str, Any]:
-    """All that decides the fitted model: data, rows, recipe and versions of packages."""
-    return {**data.made_from, "recipe": asdict(recipe), "packages": package_versions()}
+    """All that decides the fitted model: the table's bytes, options, recipe and packages."""
+    options = json.loads(json.dumps(asdict(data.options), default=str))  # as read from a record
+    del options["data"]
+    packages = {"recipe": asdict(recipe), "packages": package_versions()}
+    return {"sha256": data.sha256, **options, **packages}
 
 
 # Pairs of rows times inputs. A step of "sm" computes four numbers for each, and their gradients. It

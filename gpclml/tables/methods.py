@@ -20,7 +20,7 @@ from gpclml._utils.arguments import check_finite, seeded
 from gpclml.evaluation import paired_difference
 from gpclml.likelihoods import LogNegativeBinomialLikelihood, TargetMixture, TargetPrediction
 from gpclml.tables.encoding import InputEncoding
-from gpclml.tables.fitting import CLASSIFIER, COUNT_GPS, DESCRIPTIONS, PREDICTED_SHARE, STACK
+from gpclml.tables.fitting import CLASSIFIER, COUNT_GPS, PREDICTED_SHARE, STACK
 from gpclml.tables.missing import filled
 from gpclml.tables.mixture import StackedPrediction
 from gpclml.tables.stacked import StackedGP
@@ -237,7 +237,7 @@ def choose_by_log_loss(pick: str, base: str, scores: Scores) -> Choice:
 
     better = [name for name in scores if pick in beaten(name)]
     name = min(better, key=lambda name: -scores[name].log_densities.mean(), default=pick)
-    return Choice(name, pick, base in beaten(name) or base not in scores, beaten(name))
+    return Choice(name, pick, base in beaten(name), beaten(name))
 
 
 def _has_less_log_loss(score: AnyScores, other: AnyScores, chance: float) -> bool:
@@ -343,7 +343,12 @@ YARDSTICKS = {
 """By task what is tested beside the saved models; the last of them uses no input."""
 
 TEXTS: Mapping[str, str] = {
-    **DESCRIPTIONS,
+    "linear": "a straight line (plane): the effects of the columns add up",
+    "rbf": "a Gaussian process: a smooth function, with a length scale for each column",
+    "rq": "a Gaussian process like rbf, smooth on several length scales at once",
+    "matern": "a Gaussian process of a rougher function than rbf",
+    "sm": "a Gaussian process of four patterns that may repeat along the inputs (spectral mixture)",
+    "deep": "rbf, with features that a network learns where they help on held-out rows",
     STACK: "a calibrated mixture of several Gaussian processes",
     "trees": "a tree ensemble (HistGradientBoostingRegressor of scikit-learn)",
     "mean": "always the mean of the training rows; its typical error is the spread of the target",
@@ -380,16 +385,16 @@ def yardsticks(
     x, y = train
     random_state = seed % 2**32
 
-    def fitted(model: Any, method: str = "predict") -> Predictor:
+    def fitted(model: Any, method: str = "predict", votes: int = 0) -> Predictor:
         model.fit(x.numpy(), y.numpy())
-        predict = getattr(model, method)
-        return lambda new: torch.from_numpy(predict(filled(new, categories, seed, x).numpy()).T)
 
-    def votes(model: Any) -> Predictor:
-        predict: Any = fitted(model, "predict_proba")
-        count = model.n_estimators
-        # No tree's vote for a class is no proof that it cannot be.
-        return lambda new: (count * (p := predict(new)) + 1) / (count + len(p))
+        def predict(new: Tensor) -> Tensor:
+            whole = filled(new, categories, seed, x).numpy()
+            p = torch.from_numpy(getattr(model, method)(whole).T)
+            # No tree's vote for a class is no proof that it cannot be.
+            return (votes * p + 1) / (votes + len(p)) if votes else p
+
+        return predict
 
     def around(predict: Any, held_out: Any) -> Predictor:
         """Negative binomials around predicted means, with the size of rows held out."""
@@ -431,7 +436,7 @@ def yardsticks(
         "trees": partial(fitted, trees()),
         "mean": lambda: constant(y.mean()),
         "logistic": partial(fitted, logistic, "predict_proba"),
-        "forest": partial(votes, forest),
+        "forest": partial(fitted, forest, "predict_proba", forest.n_estimators),
         "boosting": partial(fitted, boosting, "predict_proba"),
         "shares": lambda: constant((torch.bincount(y.long()) / len(y)).double()),
         "poisson": partial(counts, standardized(poisson)),

@@ -35,7 +35,7 @@ class Saved:
         write_checkpoint(path, f"gpclml.{type(self).__name__}", self._state())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], map_location: Any = "cpu") -> Self:
+    def load(cls, path: str | os.PathLike[str], map_location: Any = None) -> Self:
         """Reads an estimator that :meth:`save` wrote; its predictions are the same bit for bit.
 
         Args:

@@ -19,13 +19,15 @@ from gpclml.evaluation import stacking_weights
 from gpclml.evaluation.copies import copied_rows
 from gpclml.fit import FitWarning
 from gpclml.tables.candidates import (
+    CANDIDATES,
     DEEP_ROWS,
     DEFAULT_CANDIDATES,
     DEFAULT_MANY_ROWS_CANDIDATES,
+    MANY_ROWS_CANDIDATES,
     Component,
     FitOptions,
+    checked_names,
     fit_candidates,
-    ordered_by_cost,
     restored_component,
     stored_component,
 )
@@ -114,10 +116,10 @@ class StackedGP(Saved):
         extrapolation: float = 2.0,
         seed: int = 0,
     ) -> None:
-        names = None if candidates is None else ordered_by_cost(candidates)
-        if names == ():
-            raise ArgumentError("candidates", "none", "at least one name")
-        self.candidates: tuple[str, ...] | None = names
+        self.candidates: tuple[str, ...] | None = None
+        if candidates is not None:  # from the cheapest to the most expensive
+            known = {**CANDIDATES, **MANY_ROWS_CANDIDATES}
+            self.candidates = checked_names("candidates", candidates, known)
         check_counts(LEAST_ROWS, fit_rows=fit_rows, exact_rows=exact_rows)
         check_counts(0, restarts=restarts)
         if not extrapolation >= 0:
