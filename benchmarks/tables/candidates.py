@@ -25,7 +25,7 @@ from gpclml.evaluation import (
 )
 from gpclml.models import find_networks
 from gpclml.tables import StackedPrediction
-from gpclml.tables.recipes import Recipe
+from gpclml.tables.fitting import Recipe
 
 CANDIDATES = ("linear", "rbf", "matern", "rq", "deep")
 """Recipes of ``gpclml fit``, fitted by LML."""

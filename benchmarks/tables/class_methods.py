@@ -43,7 +43,7 @@ from gpclml.likelihoods import (
     TargetPrediction,
 )
 from gpclml.models import GPClassification, GPCounts, LatentGP
-from gpclml.tables.comparing_classes import fitted_size
+from gpclml.tables.methods import fitted_size
 
 AVERAGE = "average"
 MEMBERS = ("matern", "rbf", "rbf-iso", "rq", "rbf+linear")

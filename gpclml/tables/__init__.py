@@ -14,12 +14,13 @@ if TYPE_CHECKING:
         DEFAULT_CANDIDATES,
         DEFAULT_MANY_ROWS_CANDIDATES,
         MANY_ROWS_CANDIDATES,
+        Calibration,
         Candidate,
+        Component,
+        fit_calibration,
     )
-    from gpclml.tables.classifier import Classifier
-    from gpclml.tables.components import Calibration, Component, fit_calibration
+    from gpclml.tables.estimators import Classifier, Regressor
     from gpclml.tables.mixture import StackedPrediction
-    from gpclml.tables.regressor import Regressor
     from gpclml.tables.stacked import StackedGP
 
 __all__ = [
@@ -40,7 +41,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        rooms = ("candidates", "components", "mixture", "regressor", "stacked", "classifier")
+        rooms = ("candidates", "mixture", "stacked", "estimators")
         for module in rooms:
             names = vars(importlib.import_module(f"gpclml.tables.{module}"))
             if name in names:

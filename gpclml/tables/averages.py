@@ -3,34 +3,135 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, cast
 
 import torch
+from gpytorch.constraints import GreaterThan
+from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.priors import LogNormalPrior
 from joblib import Parallel, delayed, effective_n_jobs
+from scipy.optimize import minimize_scalar
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from gpclml._utils.arguments import callers_level
 from gpclml._utils.environment import progress_bar
-from gpclml._utils.files import read_checkpoint, write_checkpoint
-from gpclml.errors import ArgumentError, DataError, NonFiniteError
+from gpclml.errors import ArgumentError, NonFiniteError
 from gpclml.fit import FitWarning, fit_mll
-from gpclml.likelihoods import TargetMixture, TargetPrediction
+from gpclml.inference import training_observations
+from gpclml.inference.laplace import LatentCovariance
+from gpclml.likelihoods import LogisticLikelihood, TargetMixture, TargetPrediction
 from gpclml.mlls import LaplaceMarginalLogLikelihood
-from gpclml.models import GPCounts, LatentGP
-from gpclml.tables.class_kernels import class_kernel
+from gpclml.models import GPClassification, GPCounts, LatentGP
+from gpclml.models.latent import add_latent_priors
 from gpclml.tables.missing import averaged_values, unknown_inputs, within_reach
+from gpclml.tables.saving import Saved
+
+_LEAST_LENGTHSCALE = 1e-3  # in deviations of a column, as named kernels have it
+# Lengthscales of columns differ by a factor of about 1.6 from their common one.
+_SPREAD = 0.5
+# Of the additive kernel each lengthscale is that of one column: around 4 deviations.
+_LOG_COLUMN_LENGTHSCALE, _COLUMN_SPREAD = math.sqrt(2), 1.0
+
+assert issubclass(Kernel, torch.nn.Module)
+
+
+class AdditiveMatern(Kernel):
+    """A mean of Matern kernels of 3/2, one for each column, with a lengthscale for each.
+
+    Its functions are sums of functions of single columns (Duvenaud et al. 2011). A matrix takes
+    memory for two of its size, whatever the number of columns.
+
+    Args:
+        ard_num_dims: Number of columns.
+        **options: As of ``gpytorch.kernels.Kernel``.
+    """
+
+    has_lengthscale = True
+
+    def forward(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool = False,
+        last_dim_is_batch: bool = False,
+        **params: Any,
+    ) -> Tensor:
+        """The covariances of rows ``(*batch, n, d)`` and ``(*batch, m, d)``, or a diagonal."""
+        scale = math.sqrt(3) / cast(Tensor, self.lengthscale)
+        x1, x2 = x1 * scale, x2 * scale
+        if diag:
+            return _matern32(x1, x2).mean(-1)
+        total: Any = 0.0
+        for first, second in zip(x1.unbind(-1), x2.unbind(-1), strict=True):
+            pair = first.unsqueeze(-1), second.unsqueeze(-2)
+            # Computed again in the gradient: the matrices of all columns would fill the memory.
+            total = total + checkpoint(_matern32, *pair, use_reentrant=False)
+        return total / x1.shape[-1]
+
+
+def _matern32(x1: Tensor, x2: Tensor) -> Tensor:
+    distance = (x1 - x2).abs()
+    return (1 + distance) * (-distance).exp()
+
+
+_STATIONARY: Mapping[str, Callable[..., Kernel]] = {
+    "additive": AdditiveMatern,
+    "matern12": partial(MaternKernel, 0.5),
+    "matern32": partial(MaternKernel, 1.5),
+    "matern52": partial(MaternKernel, 2.5),
+    "rbf": RBFKernel,
+}
+KERNELS = ("linear", *_STATIONARY)
+"""Kernels of the models of classes or counts that may be averaged, by name."""
+
+AVERAGED = ("linear", "additive", "matern12")
+"""Those that it averages if none are named."""
+
+
+def class_kernel(name: str, x: Tensor, scale: float = 4.0) -> Kernel:
+    """A kernel of standardized inputs with weak priors of its scale and lengthscales.
+
+    Lengthscales of the stationary kernels are shrunk towards a common one, which is free: each has
+    a log-normal prior around that, with the deviation .5 of the logarithm.
+
+    Args:
+        name: One of :data:`KERNELS`.
+        x: The inputs, ``(n, d)``.
+        scale: Of latent values, around which its prior is.
+    """
+    d = x.shape[-1]
+    if name == "linear":
+        linear = LinearKernel()
+        linear.variance = 1 / d  # so that the scale is that of latent values, and has its prior
+        linear.raw_variance.requires_grad_(False)
+        kernel = ScaleKernel(linear).to(x)
+        add_latent_priors(kernel, x, scale)
+        return kernel
+    bound = GreaterThan(_LEAST_LENGTHSCALE)
+    base = _STATIONARY[name](ard_num_dims=d, lengthscale_constraint=bound)
+    is_additive = name == "additive"
+    base.initialize(lengthscale=2.0 if is_additive else math.sqrt(d))
+    kernel = ScaleKernel(base).to(x)
+    add_latent_priors(kernel, x, scale, _SPREAD)
+    if is_additive:
+        prior = LogNormalPrior(_LOG_COLUMN_LENGTHSCALE, _COLUMN_SPREAD).to(x)
+        base.register_prior("lengthscale_prior", prior, "lengthscale")
+    return kernel
+
 
 _REACH = 2.0  # ranges of a column that new values may be away from those of the training rows
+_POWER_DEVIATION = 0.3  # of the logarithm of the power of odds, around 0
 _LEAST_VARIANCE = 1e-12  # of latent values, whose moments are rounded
 
 
 @dataclass(eq=False, repr=False)
-class ModelAverage(ABC):
+class ModelAverage(Saved, ABC):
     """Models of the targets of a table by kernel, fitted each by itself.
 
     Attributes:
@@ -41,8 +142,6 @@ class ModelAverage(ABC):
         models: For each kernel that was fitted its models, one or more.
         failures: For each kernel that was left out the error.
     """
-
-    kind: ClassVar[str]
 
     x: Tensor
     targets: Tensor
@@ -88,7 +187,7 @@ class ModelAverage(ABC):
             said = "; ".join(f"{name} ({reason})" for name, reason in self.failures.items())
             message = f"Left out of the average: {said}."
             warnings.warn(message, FitWarning, stacklevel=callers_level())
-        self._restore({name: states[name] for name in names if name not in errors})
+        self._set_models({name: states[name] for name in names if name not in errors})
 
     def averaged(self, values: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Values that models give at points ``(m, d)``, averaged over what is missing there."""
@@ -99,30 +198,7 @@ class ModelAverage(ABC):
         """Which inputs of points are missing or of a level that no training row has, ``(m, d)``."""
         return unknown_inputs(x, self.x, self.categories)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the models to one file, without pickled objects."""
-        write_checkpoint(path, self.kind, {"models": self.__getstate__()})
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads models that :meth:`save` wrote."""
-        content = read_checkpoint(path, cls.kind, "cpu", {"models": dict})
-        return cls.restored(content["models"], path)
-
-    @classmethod
-    def restored(cls, state: dict[str, Any], path: str | os.PathLike[str]) -> Self:
-        """The models of a state that was read from a file."""
-        made = object.__new__(cls)
-        try:
-            made.__setstate__(state)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise DataError(
-                f"path: {path} cannot be restored ({type(error).__name__}: {error}). Restore a "
-                "copy of it, or save the estimator again."
-            ) from error
-        return made
-
-    def __getstate__(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         # GPyTorch's priors and constraints hold functions that other processes cannot be sent.
         states = {
             name: [dict(model.state_dict()) for model in models]
@@ -130,11 +206,14 @@ class ModelAverage(ABC):
         }
         return {**vars(self), "models": states}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**{**state, "models": {}})
-        self._restore(state["models"])
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        names = {each.name for each in fields(self)}
+        self.__init__(**{**{name: state[name] for name in names}, "models": {}})
+        self._set_models(state["models"])
 
-    def _restore(self, states: Mapping[str, list[dict[str, Tensor]]]) -> None:
+    __getstate__, __setstate__ = _state, _restore
+
+    def _set_models(self, states: Mapping[str, list[dict[str, Tensor]]]) -> None:
         for name, of_classes in states.items():
             self.models[name] = [
                 self.untrained(name, self.x, y).eval() for y in self.targets_of_models()
@@ -144,10 +223,79 @@ class ModelAverage(ABC):
 
 
 @dataclass(eq=False, repr=False)
+class ClassModels(ModelAverage):
+    """Models of two classes by kernel, or for more classes one for each against the others.
+
+    Targets are numbers of classes, from 0 on. The models of a kernel are in the order of the
+    classes; of two classes there is one model, of class 1.
+
+    Attributes:
+        power: Of the odds.
+    """
+
+    power: float = 1.0
+
+    def fit(self, names: Sequence[str], n_jobs: int | None, progress: bool | None) -> None:
+        """Fits the models of these kernels; a warning says which are left out."""
+        super().fit(names, n_jobs, progress)
+        self._fit_power()
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Of each class at points ``(m, d)``, NaN where missing: ``(classes, m)``."""
+        return self.averaged(self._average, x)
+
+    def targets_of_models(self) -> list[Tensor]:
+        """For each model the class of each training row, 0 or 1."""
+        count = int(self.targets.max()) + 1
+        labels = range(count) if count > 2 else [1]
+        return [(self.targets == label).to(self.x) for label in labels]
+
+    @staticmethod
+    def untrained(name: str, x: Tensor, y: Tensor) -> GPClassification:
+        """A model of two classes with the kernel of that name."""
+        return GPClassification(x, y, class_kernel(name, x), likelihood=LogisticLikelihood())
+
+    def _average(self, x: Tensor) -> Tensor:
+        predict = partial(GPClassification.predict, x=x, progress=False)
+        return (self.power * self._log_odds(predict)).softmax(1).mean(0)
+
+    def _log_odds(self, predict: Callable[[GPClassification], TargetPrediction]) -> Tensor:
+        """Logarithms of numbers in proportion to probabilities, ``(kernels, classes, m)``."""
+
+        def of_model(model: GPClassification) -> Tensor:
+            prediction = predict(model)
+            zeros = torch.zeros_like(prediction.latent_mean)
+            # Both by quadrature: 1 - p of a probability p near 1 has no digits.
+            return prediction.log_prob(zeros + 1) - prediction.log_prob(zeros)
+
+        every = [torch.stack([*map(of_model, models)]) for models in self.models.values()]
+        log_odds = torch.stack(every)
+        # Of two classes each model says the odds of one to the other.
+        return log_odds if log_odds.shape[1] > 1 else torch.cat([-log_odds, log_odds], 1) / 2
+
+    def _fit_power(self) -> None:
+        """The power under which each training row is predicted best from the others."""
+        log_odds, rows = self._log_odds(_left_out), torch.arange(len(self.targets))
+
+        def loss(log_power: float) -> float:
+            logs = (math.exp(log_power) * log_odds).log_softmax(1).logsumexp(0)
+            # Rows that are all predicted right would have it grow without end.
+            return 0.5 * (log_power / _POWER_DEVIATION) ** 2 - float(logs[self.targets, rows].sum())
+
+        optimum: Any = minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded")
+        self.power = math.exp(optimum.x)
+
+
+@torch.no_grad()
+def _left_out(model: GPClassification) -> TargetPrediction:
+    """Predictions of the training rows, each given the others: the cavities of the sites."""
+    sites: Any = cast(LatentCovariance, training_observations(model).covariance).approximated
+    return TargetPrediction(model.likelihood, sites.cavity_mean, sites.cavity_variance)
+
+
+@dataclass(eq=False, repr=False)
 class CountModels(ModelAverage):
     """Models of counts, negative binomial around the exponential of a function, by kernel."""
-
-    kind = "gpclml.CountModels"
 
     @staticmethod
     def untrained(name: str, x: Tensor, y: Tensor) -> GPCounts:

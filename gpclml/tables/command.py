@@ -104,8 +104,7 @@ def _run_options(
 ) -> Any:
     """The options of a command, those that ``compare`` and ``fit`` share among them."""
     from gpclml.tables.data import TableOptions
-    from gpclml.tables.fitting import RunOptions
-    from gpclml.tables.recipes import Recipe
+    from gpclml.tables.fitting import Recipe, RunOptions
 
     dropped, grouped, absent = (
         tuple(dict.fromkeys(names or ())) for names in (drop, categories, missing)

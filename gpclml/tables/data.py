@@ -1,18 +1,26 @@
-"""The table of a command: read, split into training and test rows, encoded, with notes on it."""
+"""The table of a command: read from a file, split into training and test rows, with notes on it."""
 
 from __future__ import annotations
 
+import csv
+import difflib
+import gzip
 import hashlib
-import json
+import io
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
 import torch
+from pandas.api.types import is_numeric_dtype
 from torch import Tensor
 
 from gpclml._utils.arguments import seeded
@@ -30,7 +38,246 @@ from gpclml.tables.encoding import (
     texts_of,
 )
 from gpclml.tables.missing import filled
-from gpclml.tables.reading import read_table
+
+_PARQUET = (".parquet", ".pq")
+
+
+def read_table(
+    path: str | os.PathLike[str], missing: Sequence[str] = (), decimal: str = ""
+) -> pandas.DataFrame:
+    """Reads a table from a Parquet file (.parquet, .pq) or from text such as CSV (any other name).
+
+    Text files are in UTF-8, compressed if the name ends in ``.gz``, with the column names in the
+    first line. The separator is comma, semicolon, tab or bar, whichever is most frequent in that
+    line. Empty cells are missing values, and so are ``NA``, ``N/A``, ``NaN``, ``null``, ``None``
+    and the other markers of pandas.
+
+    Numbers may be written as 1,234.5 or as 1.234,5, with a sign of money before or after them or a
+    percent sign, if all cells of their column are such numbers; ``table.attrs["amounts"]`` names
+    these columns. A column in which each point, or comma, has three digits behind it, such as 1.234
+    and 12.500, is read as the other columns are written. If they do not tell, a point is decimal,
+    but beside semicolons ``decimal`` has to say so; ``table.attrs["decimal"]`` has what was found.
+
+    Args:
+        path: The file.
+        missing: Further texts that stand for a missing value, e.g. ``"?"``.
+        decimal: The decimal mark of columns that may be read in two ways, ``"."`` or ``","``.
+
+    Returns:
+        The table, its rows numbered from 0.
+
+    Raises:
+        DataError: There is no such file, it is not a table, it has no column names or the same name
+            twice, it has no rows, or its decimal mark cannot be told.
+
+    Note:
+        Parquet needs the package ``pyarrow``: ``pip install 'gpclml[parquet]'``.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise DataError(f"{path} is a folder. Give a CSV or Parquet file.")
+    if not path.exists():
+        raise DataError(f"There is no file {path}. {_nearest(path)}")
+    is_parquet = path.suffix.lower() in _PARQUET
+    table = _read_parquet(path) if is_parquet else _read_text(path, list(missing), decimal)
+    if table.empty:
+        raise DataError(f"{path} has column names and no rows. Give a table with rows.")
+    return table
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            columns = " and ".join(str(i) for i, other in enumerate(names, 1) if other == name)
+            said = f"{path}: the column name {name!r} is there {count} times (columns {columns})"
+            raise DataError(f"{said}. Rename or remove all but one.")
+
+
+def _nearest(path: Path) -> str:
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
+    except OSError:
+        return f"There is no folder {path.parent} either."
+    nearest = difflib.get_close_matches(path.name, names, n=1, cutoff=0.75)
+    return f"Did you mean {path.parent / nearest[0]}?" if nearest else "Check its name."
+
+
+def _read_parquet(path: Path) -> pandas.DataFrame:
+    try:
+        table = pandas.read_parquet(path)
+    except ImportError as error:
+        raise DataError(
+            f"{path}: reading Parquet needs the package pyarrow. Install it by pip install "
+            "'gpclml[parquet]', or save the table as CSV."
+        ) from error
+    except Exception as error:  # pyarrow raises many kinds for damaged files
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        raise DataError(f"{path} cannot be read as Parquet: {reason}. Write it again.") from error
+    table = table.reset_index(drop=table.index.name is None)
+    table.columns = [str(name).strip() for name in table.columns]
+    _check_names(path, list(table.columns))
+    return table
+
+
+_SEPARATORS = (",", ";", "\t", "|")
+_OF_NO_TEXT = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f]")
+
+
+def _read_text(path: Path, missing: list[str], decimal: str) -> pandas.DataFrame:
+    text = _text(path)
+    if not text.strip():
+        raise DataError(
+            f"{path} is empty. Give a file with a line of column names and a line for each row."
+        )
+    if text.lstrip()[0] in "<{[":
+        raise DataError(f"{path} is not a table (it looks like HTML or JSON). Save it as CSV.")
+    # The separator is what is most frequent in the first line outside of quotes.
+    first = next(line for line in text.splitlines() if line.strip())
+    separator = max(_SEPARATORS, key="".join(first.split('"')[::2]).count)
+    names = _column_names(path, text, separator)
+    _check_names(path, names)
+    # As pandas infers them, and as texts where a column may hold numbers of another style.
+    table = _parsed(path, text, separator, names, missing)
+    if separator != ";" and all(map(is_numeric_dtype, table.dtypes)):
+        return table
+    texts = _parsed(path, text, separator, names, missing, kind=str)
+    return _read_amounts(path, table, texts, separator, decimal)
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        if path.suffix.lower() == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        fix = "Check its permissions" if isinstance(error, PermissionError) else "Save it again"
+        raise DataError(f"{path} cannot be read: {error}. {fix}.") from error
+    if _OF_NO_TEXT.search(content):
+        raise DataError(f"{path} is not a text file. Save the table as CSV, in UTF-8.")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not in UTF-8 (byte {error.start} is 0x{content[error.start]:02x}). Save it "
+            "as 'CSV UTF-8'."
+        ) from error
+
+
+def _column_names(path: Path, text: str, separator: str) -> list[str]:
+    lines = csv.reader(io.StringIO(text), delimiter=separator, skipinitialspace=True)
+    try:
+        names = [name.strip() for name in next(line for line in lines if line)]
+    except csv.Error as error:
+        raise DataError(f"{path} is not a table: {error}. Save the table as CSV.") from error
+    if any(names) and _are_numbers(name for name in names if name):
+        raise DataError(
+            f"{path}: the first line has numbers, not column names ({', '.join(names[:4])}). Put a "
+            "line of names before it."
+        )
+    return [name or f"column {number}" for number, name in enumerate(names, start=1)]
+
+
+def _are_numbers(texts: Iterable[str]) -> bool:
+    numbers: Any = pandas.to_numeric(pandas.Series(list(texts), dtype=object), errors="coerce")
+    return bool(numbers.notna().all())
+
+
+def _parsed(
+    path: Path,
+    text: str,
+    separator: str,
+    names: list[str],
+    missing: list[str],
+    kind: type | None = None,
+) -> pandas.DataFrame:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        try:
+            table = pandas.read_csv(
+                io.StringIO(text), sep=separator, header=0, index_col=False, na_values=missing,
+                skipinitialspace=True, low_memory=False, dtype=kind,
+            )  # fmt: skip
+        except (ValueError, pandas.errors.ParserWarning) as error:
+            reason = str(error).strip().splitlines()[0]
+            if "Length of header" in reason:
+                reason = f"rows have more cells than the {len(names)} column names"
+            reason = reason.removeprefix("Error tokenizing data. C error: ").rstrip(".")
+            raise DataError(
+                f"{path} is not a table: {reason}. Quote cells that contain the separator "
+                f"{separator!r}, or save the table as CSV again."
+            ) from error
+    table.columns = names
+    return table
+
+
+_THOUSANDS = {".": ",", ",": "."}  # by the decimal mark; both may have spaces and apostrophes too
+_AMOUNTS = {
+    decimal: re.compile(
+        r"\s*[+-]?\s*[$€£¥]?\s*"
+        rf"(?:[1-9]\d{{0,2}}(?:[{thousands} '\u2019\u00a0\u202f]\d{{3}})+|\d+|(?=[{decimal}]))"
+        rf"(?:[{decimal}]\d+)?(?:[eE][+-]?\d+)?\s*[$€£¥%]?\s*"
+    )
+    for decimal, thousands in _THOUSANDS.items()
+}
+_MARKED = re.compile(r"[.,]\d")
+
+
+def _read_amounts(
+    path: Path, table: pandas.DataFrame, texts: pandas.DataFrame, separator: str, decimal: str
+) -> pandas.DataFrame:
+    """The table with numbers in the columns that pandas takes for texts, or for other numbers.
+
+    pandas knows one decimal mark and one of thousands, for all columns, and no signs of money.
+    """
+    cells = {name: column_of(texts, name).dropna().tolist() for name in texts}
+    marks = {name: _decimal_marks(column) for name, column in cells.items()}
+    # A column without points and commas, such as 5 €, tells nothing.
+    telling = [name for name, column in cells.items() if any(map(_MARKED.search, column))]
+    known = {mark for name in telling if len(marks[name]) == 1 for mark in marks[name]}
+    usual = decimal or (known.pop() if len(known) == 1 else "")
+    amounts = []
+    for name, column in cells.items():
+        if not marks[name]:
+            continue
+        if len(marks[name]) == 2 and not usual and separator == ";":
+            shown = ", ".join(list(filter(_MARKED.search, column))[:3])
+            raise DataError(
+                f"{path}: column {name!r} has {shown}, which may be thousands or decimals, and no "
+                "other column tells. Say what a decimal is: --decimal . or --decimal ,"
+            )
+        # pandas has read numbers with a decimal point right, unless the point is of thousands.
+        mark = (usual or ".") if len(marks[name]) == 2 else marks[name][0]
+        plain = re.compile(rf"\s*[+-]?\d*(?:[{mark}]\d+)?(?:[eE][+-]?\d+)?\s*")
+        is_plain = all(map(plain.fullmatch, column))
+        if is_plain and mark == separator and usual != mark:
+            continue  # lists such as "1,2" in quotes
+        if mark == "," or not is_numeric_dtype(table[name]):
+            bare = column_of(texts, name).str.replace(rf"[^\d{mark}eE+-]", "", regex=True)
+            table[name] = bare.str.replace(mark, ".", regex=False).astype(float)
+        amounts += [] if is_plain else [name]
+    table.attrs.update(decimal=usual, amounts=amounts)
+    return table
+
+
+def _decimal_marks(cells: list[str]) -> list[str]:
+    """The decimal marks by which all texts of a column are numbers; none if all are whole."""
+    marks = [mark for mark, amount in _AMOUNTS.items() if all(map(amount.fullmatch, cells))]
+    if len(marks) < 2:
+        return marks
+    digits = [re.sub(r"[^\d.,]", "", cell) for cell in cells]
+    marked = [number for number in digits if _MARKED.search(number)]
+    whole = [number for number in digits if not _MARKED.search(number)]
+    if not marked:
+        return [] if _are_numbers(cells) else ["."]
+    used = [mark for mark in marks if any(mark in number for number in marked)]
+    if len(used) == 1 and whole:
+        # Decimals are written in full, as 950.000, or without their last zeros, as 12.5.
+        if any(len(number) > 3 for number in whole):
+            return used
+        if any(number.endswith("0") for number in marked):
+            return [_THOUSANDS[used[0]]]
+    return marks
+
 
 LEAST_TRAINED, LEAST_TESTED = 20, 5
 """Numbers of rows to train and to test on, below which a command refuses a table."""
@@ -100,13 +347,6 @@ class TableData:
         """What the target is taken for, one of :data:`TASKS`."""
         return "classification" if self.classes else self.options.task or "regression"
 
-    @property
-    def made_from(self) -> dict[str, Any]:
-        """All that decides the training rows: the bytes of the table, and the options."""
-        options = json.loads(json.dumps(asdict(self.options), default=str))  # as read from a record
-        del options["data"]
-        return {"sha256": self.sha256, **options}
-
 
 def read_table_data(options: TableOptions, tests: bool) -> TableData:
     """Reads a table, leaves out copies of rows, splits the others and encodes the columns."""
@@ -120,14 +360,7 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
             f"{options.data} has one column only, {name!r}. Give a table of a target and inputs, "
             "their names and values separated by comma, semicolon, tab or bar."
         )
-    classes: tuple[str, ...] = ()
-    if task_of(table, options) == "classification":
-        targets, classes = read_classes(table, options.target)
-    else:
-        targets = read_targets(table, options.target)
-    if options.task == "counts":
-        suggestion = "Correct the values, or leave out --task counts."
-        check_whole(f"target {options.target!r}", targets, suggestion)
+    targets, classes = _read_target(table, options)
     kinds = _kinds(table, options)
     # A copy among the test rows, as by oversampling or a join, would be predicted from its training
     # row, and a copy among the training rows says nothing new.
@@ -148,16 +381,18 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
     encoding = _fit_encoding(train_table, kinds, options)
     x, test_x = (torch.from_numpy(encoding.encode(rows)) for rows in (train_table, test_table))
     y, test_y = targets[train], targets[test]
-    _check_classes(classes, y, options.target)
+    for number, label in enumerate(classes):
+        if not bool((y == number).any()):
+            got, suggestion = f"no training row of {label!r}", "Join this class to another one."
+            raise ArgumentError(f"target {options.target!r}", got, "rows of each class", suggestion)
     # Test inputs stay missing, as those of new rows are.
     train_x = filled(x, encoding.categories, options.seed)
     notes = (
-        *_notes_on_rows(options, targets, times, len(train), len(test), int(copied.sum())),
+        *_notes_on_rows(options, targets, times, (len(train), len(test), int(copied.sum()))),
         *_notes_on_columns(encoding, x, amounts),
         *(_notes_on_time(options.time_column, encoding, table, times, test) if tests else ()),
         *encoding.notes,
-        *(_notes_on_classes(options, classes, y) if classes else ()),
-        *(() if classes else _notes_on_targets(options, y)),
+        *_notes_on_targets(options, classes, y),
     )
     checksum = hashlib.sha256(options.data.read_bytes()).hexdigest()
     rows = (train_x, y), (test_x, test_y)
@@ -168,8 +403,7 @@ def _kinds(table: pandas.DataFrame, options: TableOptions) -> dict[str, Kind]:
     """The kinds of the columns that may become inputs, by name; checks all their values."""
     for argument, names in (("drop", options.drop), ("categories", options.categories)):
         for name in names:
-            if name not in table.columns:
-                raise UnknownNameError(argument, name, map(str, table.columns))
+            _column(table, argument, name)
             if name == options.target:
                 raise ArgumentError(argument, repr(name), "a column that is not the target")
     kinds: dict[str, Kind] = {}
@@ -177,9 +411,8 @@ def _kinds(table: pandas.DataFrame, options: TableOptions) -> dict[str, Kind]:
         if name == options.target or name in options.drop:
             continue
         column = column_of(table, name)
-        kinds[name] = kind = (
-            "category" if name in options.categories else kind_of(column, _IF_MIXED)
-        )
+        kind = "category" if name in options.categories else kind_of(column, _IF_MIXED)
+        kinds[name] = kind
         if kind in ("number", "boolean", "date"):
             numbers_of(column, kind)
     return kinds
@@ -219,49 +452,34 @@ def _fit_encoding(
 _OTHER_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}(?:[T ].*)?$")
 
 
-def task_of(table: pandas.DataFrame, options: TableOptions) -> str:
-    """The task that is asked for, else that of the values: texts and two values are classes."""
-    if options.task or options.target not in table.columns:
-        return options.task
-    column = column_of(table, options.target)
-    kind, count = kind_of(column, _IF_MIXED), column.nunique()
+def _column(table: pandas.DataFrame, argument: str, name: str) -> pandas.Series:
+    """The column that an argument names."""
+    if name not in table.columns:
+        raise UnknownNameError(argument, name, map(str, table.columns))
+    return column_of(table, name)
+
+
+def _read_target(table: pandas.DataFrame, options: TableOptions) -> tuple[Tensor, tuple[str, ...]]:
+    """The targets of all rows, NaN where missing, in float64; of classes their numbers, and labels.
+
+    Classes are asked for, or a column of texts, of true and false, or of two values.
+    """
+    column, target = _column(table, "target", options.target), options.target
+    kind, argument = kind_of(column, _IF_MIXED), f"target {target!r}"
+    count = column.dropna().astype(str).nunique()
     has_labels = kind == "boolean" or (kind == "category" and count <= _MOST_CLASSES)
-    return TASKS[has_labels or (kind == "number" and count == 2)]
-
-
-def read_classes(table: pandas.DataFrame, target: str) -> tuple[Tensor, tuple[str, ...]]:
-    """The number of each row's class, NaN where missing, in float64; and the labels, sorted."""
-    if target not in table.columns:
-        raise UnknownNameError("target", target, map(str, table.columns))
-    column = column_of(table, target)
-    kind = kind_of(column, _IF_MIXED)
-    texts = texts_of(pandas.Series(numbers_of(column, kind)) if kind == "number" else column)
-    labels = sorted({text for text in texts if text is not None})
-    if kind == "number":
-        labels.sort(key=float)
-    if not 2 <= len(labels) <= _MOST_CLASSES:
-        got = f"{len(labels)} different value{'' if len(labels) == 1 else 's'}"
-        suggestion = "Name another column, or pass --task regression to predict numbers."
-        raise ArgumentError(f"target {target!r}", got, f"2 to {_MOST_CLASSES} classes", suggestion)
-    numbers = pandas.Series(texts).map({label: number for number, label in enumerate(labels)})
-    return torch.from_numpy(numbers.to_numpy(np.float64)), tuple(labels)
-
-
-def _check_classes(classes: tuple[str, ...], y: Tensor, target: str) -> None:
-    """Checks that each class is among the training rows."""
-    for number, label in enumerate(classes):
-        if not bool((y == number).any()):
-            got, suggestion = f"no training row of {label!r}", "Join this class to another one."
-            raise ArgumentError(f"target {target!r}", got, "rows of each class", suggestion)
-
-
-def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
-    """The targets of all rows, NaN where missing, in float64; checks that they can be modelled."""
-    if target not in table.columns:
-        raise UnknownNameError("target", target, map(str, table.columns))
-    column = column_of(table, target)
-    kind = kind_of(column, _IF_MIXED)
-    argument = f"target {target!r}"
+    task = options.task or TASKS[has_labels or (kind == "number" and count == 2)]
+    if task == "classification":
+        texts = texts_of(pandas.Series(numbers_of(column, kind)) if kind == "number" else column)
+        labels = sorted({text for text in texts if text is not None})
+        if kind == "number":
+            labels.sort(key=float)
+        if not 2 <= len(labels) <= _MOST_CLASSES:
+            got = f"{len(labels)} different value{'' if len(labels) == 1 else 's'}"
+            suggestion = "Name another column, or pass --task regression to predict numbers."
+            raise ArgumentError(argument, got, f"2 to {_MOST_CLASSES} classes", suggestion)
+        numbers = pandas.Series(texts).map({label: number for number, label in enumerate(labels)})
+        return torch.from_numpy(numbers.to_numpy(np.float64)), tuple(labels)
     if kind == "empty":
         raise ArgumentError(argument, "no value at all", "numbers", "Name another column.")
     if kind != "number":
@@ -273,10 +491,13 @@ def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
         suggestion += " Name another, or write its values as numbers."
         if kind == "boolean":
             suggestion = "Pass --task classification, or write 0 and 1 to predict numbers."
-        if kind == "category" and column.nunique() <= _MOST_CLASSES:
+        if kind == "category" and count <= _MOST_CLASSES:
             suggestion = f"Pass --task classification. {suggestion}"
         raise ArgumentError(argument, _PLURALS[kind], "numbers", suggestion)
-    return torch.from_numpy(np.array(numbers_of(column, "number")))
+    targets = torch.from_numpy(np.array(numbers_of(column, "number")))
+    if task == "counts":
+        check_whole(argument, targets, "Correct the values, or leave out --task counts.")
+    return targets, ()
 
 
 def read_times(table: pandas.DataFrame, column: str | None) -> Tensor | None:
@@ -286,9 +507,7 @@ def read_times(table: pandas.DataFrame, column: str | None) -> Tensor | None:
     """
     if column is None:
         return None
-    if column not in table.columns:
-        raise UnknownNameError("--time-column", column, map(str, table.columns))
-    values = column_of(table, column)
+    values = _column(table, "--time-column", column)
     kind = kind_of(values, _IF_MIXED)
     if kind not in ("date", "number"):
         got = f"{column!r}, a column of {_PLURALS.get(kind, 'no values')}"
@@ -362,14 +581,13 @@ def _check_targets(targets: Tensor, target: str) -> None:
 
 
 def _notes_on_rows(
-    options: TableOptions,
-    targets: Tensor,
-    times: Tensor | None,
-    num_train: int,
-    num_test: int,
-    copies: int,
+    options: TableOptions, targets: Tensor, times: Tensor | None, counts: tuple[int, int, int]
 ) -> Iterator[str]:
-    """Sentences on how many rows there are, and which of them are left out."""
+    """Sentences on how many rows there are, and which of them are left out.
+
+    ``counts`` are numbers of training rows, of test rows, and of copies, which are left out.
+    """
+    num_train, num_test, copies = counts
     lacking = int(targets.isnan().sum())
     undated = 0 if times is None else int((times.isnan() & ~targets.isnan()).sum())
     count = len(targets) - lacking - undated
@@ -469,20 +687,17 @@ _MOST_TOLD = 5
 _ROBUST = 1.349  # standard deviations between the quartiles of a normal distribution
 
 
-def _notes_on_classes(options: TableOptions, classes: tuple[str, ...], y: Tensor) -> Iterator[str]:
-    """A sentence on the classes, and on how to have them as numbers where they were told apart."""
-    counts = [f"{label!r} ({int((y == number).sum())})" for number, label in enumerate(classes)]
-    is_told = options.task or not all(
-        label.lstrip("-").replace(".", "").isdigit() for label in classes
-    )
-    hint = "" if is_told else " --task regression predicts a number instead."
-    yield (
-        f"{options.target!r} has {len(classes)} classes, so this is a classification; of the "
-        f"training rows: {', '.join(counts)}.{hint}"
-    )
-
-
-def _notes_on_targets(options: TableOptions, y: Tensor) -> Iterator[str]:
+def _notes_on_targets(options: TableOptions, classes: tuple[str, ...], y: Tensor) -> Iterator[str]:
+    """Sentences on the classes, or on values of a target that a regression may not fit."""
+    if classes:
+        counts = [f"{label!r} ({int((y == number).sum())})" for number, label in enumerate(classes)]
+        are_numbers = all(label.lstrip("-").replace(".", "").isdigit() for label in classes)
+        hint = " --task regression predicts a number instead."
+        yield (
+            f"{options.target!r} has {len(classes)} classes, so this is a classification; of the "
+            f"training rows: {', '.join(counts)}.{hint if are_numbers and not options.task else ''}"
+        )
+        return
     target, values, zeros = options.target, y.unique(), float((y == 0).double().mean())
     is_whole = bool(((y >= 0) & (y == y.round())).all())
     if options.task == "counts":

@@ -17,7 +17,7 @@ from torch import Tensor
 from gpclml._utils.arguments import check_counts, check_finite, checked
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml.errors import ArgumentError, ShapeError
-from gpclml.tables.warps import Warp
+from gpclml.tables.candidates import Warp
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,39 +14,42 @@ from torch import Tensor
 
 from gpclml._utils.arguments import callers_level, check_counts, checked, seeded
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
-from gpclml._utils.files import read_checkpoint, write_checkpoint
-from gpclml.errors import ArgumentError, DataError, UnsupportedError
+from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.evaluation import stacking_weights
 from gpclml.evaluation.copies import copied_rows
 from gpclml.fit import FitWarning
 from gpclml.tables.candidates import (
+    CANDIDATES,
     DEEP_ROWS,
     DEFAULT_CANDIDATES,
     DEFAULT_MANY_ROWS_CANDIDATES,
+    MANY_ROWS_CANDIDATES,
+    Component,
     FitOptions,
+    checked_names,
     fit_candidates,
-    ordered_by_cost,
     restored_component,
     stored_component,
 )
-from gpclml.tables.components import Component
 from gpclml.tables.encoding import MOST_WILD, unusual_values
 from gpclml.tables.missing import averaged, unknown_inputs, within_reach
 from gpclml.tables.mixture import StackedPrediction
+from gpclml.tables.saving import Saved
 
 if TYPE_CHECKING:
     from gpclml._utils.arrays import ArrayLike
 
 
 LEAST_ROWS = 5
-_KIND = "gpclml.StackedGP"
+_FITTED = "x", "y", "columns", "categories"
 _FIT_ROWS = 2000
 _EXACT_ROWS = 5000
+_PSEUDO_COUNTS = 3.0  # rows that the prior of the weights gives to each component
 _LEAST_WEIGHT = 0.01  # of a component that predicts given neighbours
 _MOST_HELD_OUT = 2000  # rows, which tell scale, tails and weights to a few percent
 
 
-class StackedGP:
+class StackedGP(Saved):
     r"""A mixture of GPs that differ in their kernels, for tables of ten to some million rows.
 
     .. math:: p(y \mid x) = \sum_k w_k \, \frac{1}{s_k \sigma_k(x)} \,
@@ -76,9 +78,6 @@ class StackedGP:
         candidates: Names of the models; None for all of
             ``gpclml.tables.DEFAULT_CANDIDATES``, and ``"deep"`` from 1000 rows on; with more than
             ``exact_rows`` for ``gpclml.tables.DEFAULT_MANY_ROWS_CANDIDATES``.
-        pseudo_counts: Rows that the prior of the weights gives to each component.
-        calibrate: Whether scales and tails are fitted; if not, each component is the normal that
-            its model predicts.
         fit_rows: Largest number of rows, drawn at random, that hyperparameters are fitted to;
             predictions are conditioned on all rows.
         exact_rows: Largest number of rows that predictions are conditioned on all together.
@@ -111,27 +110,21 @@ class StackedGP:
         self,
         candidates: Sequence[str] | None = None,
         *,
-        pseudo_counts: float = 3.0,
-        calibrate: bool = True,
         fit_rows: int = _FIT_ROWS,
         exact_rows: int = _EXACT_ROWS,
         restarts: int = 0,
         extrapolation: float = 2.0,
         seed: int = 0,
     ) -> None:
-        names = None if candidates is None else ordered_by_cost(candidates)
-        if names == ():
-            raise ArgumentError("candidates", "none", "at least one name")
-        self.candidates: tuple[str, ...] | None = names
+        self.candidates: tuple[str, ...] | None = None
+        if candidates is not None:  # from the cheapest to the most expensive
+            known = {**CANDIDATES, **MANY_ROWS_CANDIDATES}
+            self.candidates = checked_names("candidates", candidates, known)
         check_counts(LEAST_ROWS, fit_rows=fit_rows, exact_rows=exact_rows)
         check_counts(0, restarts=restarts)
-        if not 0 <= pseudo_counts < float("inf"):
-            raise ArgumentError("pseudo_counts", pseudo_counts, "0 or more, and finite")
         if not extrapolation >= 0:
             raise ArgumentError("extrapolation", extrapolation, "0 or more")
         self.extrapolation: float = float(extrapolation)
-        self.pseudo_counts: float = float(pseudo_counts)
-        self.calibrate = calibrate
         self.fit_rows = fit_rows
         self.exact_rows = exact_rows
         self.restarts = restarts
@@ -203,9 +196,8 @@ class StackedGP:
         names = self.candidates or default
         groups = _checked_categories(categories, x.shape[1])
         options = FitOptions(
-            rows, held_out, self.seed, self.restarts, time_budget, categories=groups,
-            calibrated=self.calibrate,
-        )  # fmt: skip
+            rows, held_out, self.seed, self.restarts, time_budget, categories=groups
+        )
         fits, failures = fit_candidates(names, x, y, options, n_jobs=n_jobs, progress=progress)
         if not fits:
             said = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
@@ -216,7 +208,7 @@ class StackedGP:
             said = "; ".join(f"{name} ({reason})" for name, reason in failures.items())
             warnings.warn(f"Left out of the stack: {said}.", FitWarning, stacklevel=callers_level())
         logs = torch.stack([component.log_densities for component in fits.values()])
-        weights = stacking_weights(logs, pseudo_counts=self.pseudo_counts).tolist()
+        weights = stacking_weights(logs, pseudo_counts=_PSEUDO_COUNTS).tolist()
         components = [
             replace(component, weight=weight)
             for component, weight in zip(fits.values(), weights, strict=True)
@@ -309,11 +301,10 @@ class StackedGP:
         """What each component contributes, with a row for each, the largest weight first.
 
         Returns:
-            Weight; mean log density of a row given all others, in nats, after calibration and
-            before; scale, degrees of freedom and slope of its
-            :class:`~gpclml.tables.Calibration`; power of the transform of its targets; seconds;
-            and a note on the fit. A candidate that is left out has weight 0 and the reason as its
-            note.
+            Weight; mean log density of a row given all others, in nats, after calibration; scale,
+            degrees of freedom and slope of its :class:`~gpclml.tables.Calibration`; power of the
+            transform of its targets; seconds; and a note on the fit. A candidate that is left out
+            has weight 0 and the reason as its note.
 
         Raises:
             ArgumentError: The stack is not fitted.
@@ -322,7 +313,6 @@ class StackedGP:
         rows: list[dict[str, Any]] = [
             {
                 "weight": component.weight, "loo": component.loo,
-                "loo_uncalibrated": component.loo_uncalibrated,
                 "scale": component.calibration.scale, "degrees": component.calibration.degrees,
                 "slope": component.calibration.slope,
                 "warp": math.nan if component.warp is None else component.warp.power,
@@ -334,69 +324,34 @@ class StackedGP:
         names = [*(component.name for component in self.components), *self.failures]
         return pandas.DataFrame(rows, index=pandas.Index(names, name="model"))
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the stack and its training data to one file, without pickled objects.
-
-        Args:
-            path: File to write; replaced if it is there.
-
-        Raises:
-            ArgumentError: The stack is not fitted.
-            DataError: The file cannot be written.
-        """
+    def _state(self) -> dict[str, Any]:
         self._check_fitted()
-        write_checkpoint(path, _KIND, self.__getstate__())
-
-    @classmethod
-    @checked
-    def load(cls, path: str | os.PathLike[str], map_location: Any = None) -> StackedGP:
-        """Reads a stack that :meth:`save` wrote; its predictions are the same bit for bit.
-
-        Args:
-            path: File to read.
-            map_location: Where the stack goes, as for ``torch.load``.
-
-        Raises:
-            DataError: The file is missing, damaged or not such a checkpoint.
-        """
-        content = read_checkpoint(path, _KIND, map_location, {"config": dict, "components": list})
-        stack = cls()
-        stack._restore(content, path)
-        return stack
+        return self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         # GPyTorch's priors and constraints hold functions that other processes cannot be sent.
-        names = (
-            "candidates", "pseudo_counts", "calibrate", "fit_rows", "exact_rows", "restarts",
-            "extrapolation", "seed",
-        )  # fmt: skip
-        content: dict[str, Any] = {"config": {name: getattr(self, name) for name in names}}
+        names = "candidates", "fit_rows", "exact_rows", "restarts", "extrapolation", "seed"
+        state: dict[str, Any] = {"config": {name: getattr(self, name) for name in names}}
         if self._x is not None:
-            content |= {
-                "x": self._x, "y": self._y, "columns": self._columns, "copies": self.copies,
-                "categories": self._categories, "failures": dict(self.failures),
-                "components": [stored_component(component) for component in self.components],
-            }  # fmt: skip
-        return content
+            state |= {name: getattr(self, f"_{name}") for name in _FITTED}
+            components = [stored_component(component) for component in self.components]
+            state |= {"copies": self.copies, "failures": dict(self.failures)}
+            state["components"] = components
+        return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._restore(state, "what was sent")
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        StackedGP.__init__(self, **state["config"])
+        if "components" not in state:
+            return
+        for name in _FITTED:
+            setattr(self, f"_{name}", state[name])
+        self.copies, self.failures = state["copies"], state["failures"]
+        self.components = tuple(
+            restored_component(stored, state["x"], state["y"], self.seed, self._categories)
+            for stored in state["components"]
+        )
 
-    def _restore(self, content: Mapping[str, Any], origin: object) -> None:
-        try:
-            StackedGP.__init__(self, **content["config"])
-            if "components" not in content:
-                return
-            self._x, self._y, self._columns = (content[name] for name in ("x", "y", "columns"))
-            self._categories, self.copies = content["categories"], content["copies"]
-            self.components = tuple(
-                restored_component(stored, content["x"], content["y"], self.seed, self._categories)
-                for stored in content["components"]
-            )
-            self.failures = content["failures"]
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            said = f"path: {origin} cannot be restored ({type(error).__name__}: {error})"
-            raise DataError(f"{said}. Take a copy of it, or save the stack again.") from error
+    __setstate__ = _restore
 
     def _check_fitted(self) -> Tensor:
         if self._x is None:

@@ -14,7 +14,7 @@ from benchmarks.data.classes import BINARY, COUNTS, MULTICLASS, load_labelled
 from benchmarks.tables import class_methods, classes
 from benchmarks.tables.peers import missing
 from gpclml.errors import DataError, UnknownNameError
-from gpclml.tables.comparing_classes import fitted_size
+from gpclml.tables.methods import fitted_size
 
 
 def invoke(line, *more):

@@ -12,7 +12,8 @@ from gpclml.errors import ArgumentError
 from gpclml.evaluation import marginal_log_predictive, score_models
 from gpclml.fit import fit_mll
 from gpclml.models import BayesianLinearModel, GPRegression, Standardizer
-from gpclml.tables.predictions import predicted, prediction_scores
+from gpclml.tables.fitting import predicted
+from gpclml.tables.methods import prediction_scores
 
 SCALES = [10.0**k for k in range(-12, 13, 4)]
 FEW = [1e-12, 1e-6, 1e-3, 1e6, 1e12]
@@ -92,7 +93,7 @@ def test_fitted_predictions_scale_with_targets_and_inputs():
         model = GPRegression(x, y)
         fit_mll(ExactMarginalLogLikelihood(model.likelihood, model), progress=False)
         prediction = predicted(model, new_x)
-        coverage = prediction_scores(new_y, prediction).coverage
+        coverage = prediction_scores(new_y, prediction).values["rows inside"][0]
         return prediction.mean / scale, prediction.std / scale, coverage
 
     mean, deviation, coverage = fitted(1.0, 1.0)

@@ -5,7 +5,7 @@ import pytest
 from sklearn.datasets import load_diabetes
 from typer.testing import CliRunner
 
-from gpclml.tables import comparing, fitting, page
+from gpclml.tables import comparing, fitting
 from gpclml.tables.command import app
 
 NAME = '<b>sex & "gender"</b>'
@@ -58,7 +58,7 @@ def no_fit(monkeypatch):
 @pytest.fixture
 def plain_pictures(monkeypatch):
     """Pages are written with one small picture for all, where none is looked at."""
-    monkeypatch.setattr(page, "drawn", lambda draw, panels, height: "data:image/png;base64,")
+    monkeypatch.setattr(comparing, "drawn", lambda draw, panels, height: "data:image/png;base64,")
 
 
 @pytest.fixture(scope="session")

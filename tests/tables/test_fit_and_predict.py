@@ -12,9 +12,7 @@ import torch
 from gpclml import ConditionalMarginalLogLikelihood, GPRegression, Regressor, fit_mll
 from gpclml.evaluation import log_marginal_likelihood
 from gpclml.tables.data import TableOptions, read_table_data
-from gpclml.tables.fitting import default_models
-from gpclml.tables.predictions import predicted
-from gpclml.tables.recipes import MODELS, OBJECTIVES, Recipe
+from gpclml.tables.fitting import MODELS, OBJECTIVES, Recipe, default_models, predicted
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ import pytest
 from gpclml.gram.kernels import SpectralMixtureGram
 from gpclml.tables import fitting, folders
 from gpclml.tables.data import TableOptions, read_table_data
-from gpclml.tables.fitting import load_model_made_from, made_from
-from gpclml.tables.recipes import Recipe
+from gpclml.tables.fitting import Recipe, load_model_made_from, made_from
 
 MODELS = "--models", "linear,rbf"
 

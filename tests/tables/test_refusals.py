@@ -18,8 +18,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from gpclml._utils.resuming import digest
 from gpclml.errors import ArgumentError, DataError, NonFiniteError, NotConvergedError
-from gpclml.tables.fitting import load_model
-from gpclml.tables.recipes import Recipe
+from gpclml.tables.fitting import Recipe, load_model
 from gpclml.tables.terminal import FitError, errors_as_text
 
 
