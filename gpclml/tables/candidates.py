@@ -597,6 +597,10 @@ MANY_ROWS_CANDIDATES: Mapping[str, Candidate] = {
         "a rough function, each input with a length scale of its own",
         partial(_many, kernel="matern"),
     ),
+    "rq": Candidate(
+        "a smooth function, on several length scales at once", partial(_many, kernel="rq")
+    ),
+    "matern_linear_free": Candidate("a linear function and what matern adds", _matern_linear_free),
     "deep_joint": Candidate(
         "matern of the inputs and of features that a network learns, together",
         partial(_many, kernel="deep_joint"),
@@ -608,7 +612,7 @@ MANY_ROWS_CANDIDATES: Mapping[str, Candidate] = {
 """Candidates of a stack of many rows by name, trained and predicted from nearest neighbours; from
 the cheapest to the most expensive."""
 
-DEFAULT_MANY_ROWS_CANDIDATES = tuple(MANY_ROWS_CANDIDATES)
+DEFAULT_MANY_ROWS_CANDIDATES = ("matern", "deep_joint", "deep")
 """Those of a stack of many rows that is not told which."""
 
 
