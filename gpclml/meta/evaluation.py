@@ -17,7 +17,7 @@ from gpclml.evaluation.calibration import expected_calibration_error, fit_temper
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
 from gpclml.meta.tasks import NO_CLASS, Episodes, Tasks
 
-_TASKS_AT_ONCE = 40
+_TASKS_AT_ONCE = 20
 # Numbers in the inputs that are evaluated at once. Arrays of Conv4 have 16 times as many.
 _INPUTS_AT_ONCE = 2**21
 _PER_DEVIATION = 4  # points of a sum in the smallest standard deviation
