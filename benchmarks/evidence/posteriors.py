@@ -188,8 +188,8 @@ def compare_posteriors(
         options: dict[str, Any] = {"weights": weights}
         yield f"{weights} weights, without validation", posterior_scores(options)
         for spread in ("validation", "both", "evidence"):
-            by_spread = posterior_scores(options, validation=validation, spread=spread)
-            yield f"{weights} weights, spread {spread}", by_spread
+            tempered = posterior_scores(options, validation=validation, spread=spread)
+            yield f"{weights} weights, spread {spread}", tempered
     options = {"weights": "all", "structure": LowRank(100)}
     yield "all weights, 100 directions", posterior_scores(options, validation=validation)
     if members > 1:

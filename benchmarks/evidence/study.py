@@ -153,7 +153,7 @@ def architecture_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     return shown
 
 
-def _by_size(make: _Table, cells: pandas.DataFrame) -> pandas.DataFrame:
+def _tables_of_sizes(make: _Table, cells: pandas.DataFrame) -> pandas.DataFrame:
     """A table for every number of images, where there are several."""
     tables = {str(int(n)): make(some) for n, some in cells.groupby("num_train")}
     # With a single number of images a column for it would say nothing.
@@ -315,7 +315,7 @@ def sections(done: pandas.DataFrame) -> Iterator[str]:
     for study, title, text, make in _SECTIONS:
         cells = done[done["study"] == study].dropna(axis="columns", how="all")
         if len(cells):
-            shown = _by_size(make, cells) if study == "architectures" else make(cells)
+            shown = _tables_of_sizes(make, cells) if study == "architectures" else make(cells)
             if len(shown):
                 yield section(title, text, table(shown))
 

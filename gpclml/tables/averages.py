@@ -214,11 +214,11 @@ class ModelAverage(Saved, ABC):
     __getstate__, __setstate__ = _state, _restore
 
     def _set_models(self, states: Mapping[str, list[dict[str, Tensor]]]) -> None:
-        for name, of_classes in states.items():
+        for name, class_states in states.items():
             self.models[name] = [
                 self.untrained(name, self.x, y).eval() for y in self.targets_of_models()
             ]
-            for model, state in zip(self.models[name], of_classes, strict=True):
+            for model, state in zip(self.models[name], class_states, strict=True):
                 model.load_state_dict(state)
 
 
@@ -262,13 +262,13 @@ class ClassModels(ModelAverage):
     def _log_odds(self, predict: Callable[[GPClassification], TargetPrediction]) -> Tensor:
         """Logarithms of numbers in proportion to probabilities, ``(kernels, classes, m)``."""
 
-        def of_model(model: GPClassification) -> Tensor:
+        def single_log_odds(model: GPClassification) -> Tensor:
             prediction = predict(model)
             zeros = torch.zeros_like(prediction.latent_mean)
             # Both by quadrature: 1 - p of a probability p near 1 has no digits.
             return prediction.log_prob(zeros + 1) - prediction.log_prob(zeros)
 
-        every = [torch.stack([*map(of_model, models)]) for models in self.models.values()]
+        every = [torch.stack([*map(single_log_odds, models)]) for models in self.models.values()]
         log_odds = torch.stack(every)
         # Of two classes each model says the odds of one to the other.
         return log_odds if log_odds.shape[1] > 1 else torch.cat([-log_odds, log_odds], 1) / 2

@@ -193,25 +193,28 @@ def columns_in_words(effects: Sequence[ColumnEffect]) -> str:
 
 
 def score_table(
-    choice: Choice, scores: Scores, marked: Mapping[str, str] | None = None, by_errors: bool = True
+    choice: Choice,
+    scores: Scores,
+    marked: Mapping[str, str] | None = None,
+    ordered_by_errors: bool = True,
 ) -> pandas.DataFrame:
     """Test scores as texts: the chosen method, then the others from the best on.
 
-    ``marked`` has for models whose fit is in doubt what is shown after the name; ``by_errors``
-    tells numbers, ordered by their errors, from classes and counts, ordered by log loss.
+    ``marked`` has for models whose fit is in doubt what is shown after the name. Numbers are
+    ``ordered_by_errors``, classes and counts by log loss.
     """
     mean = scores["mean"].values["typical error"][0] if "mean" in scores else math.nan
 
     def rank(name: str) -> tuple[bool, bool, float]:
         score = scores[name]
-        loss = score.values["typical error" if by_errors else "log loss"][0]
+        loss = score.values["typical error" if ordered_by_errors else "log loss"][0]
         return score.is_missing, name != choice.name, loss
 
     def cells(score: AnyScores) -> dict[str, str]:
         shown = {key: value_and_error(*pair) for key, pair in score.values.items()}
         if isinstance(score, ClassScores):
             return shown | {"calibration error": f"{score.calibration_error:.3f}"}
-        if not by_errors:
+        if not ordered_by_errors:
             return shown
         error = score.values["typical error"][0]
         return {

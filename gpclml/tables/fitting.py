@@ -381,8 +381,8 @@ def load_model(folder: Path) -> SavedModel:
     encoding = InputEncoding.from_content(record["encoding"])
     names = "seconds", "note", "problem", "decimal", "made_from"
     classes = tuple(record.get("classes", ()))
-    parts = {name: record[name] for name in names}
-    return SavedModel(recipe, model, encoding, **parts, classes=classes)
+    saved = {name: record[name] for name in names}
+    return SavedModel(recipe, model, encoding, **saved, classes=classes)
 
 
 def load_model_made_from(folder: Path, made_from: Mapping[str, Any]) -> SavedModel | None:
@@ -543,9 +543,9 @@ def _check_output(path: Path) -> None:
         raise DataError(f"--out: {path} is not a regular file. Name one.")
     with path.open("rb") as file:
         header = file.readline(1000).strip()
-        of_classes = f"{_CLASS},{_PROBABILITY}", f'{_CLASS},"{_PROBABILITY}'
+        class_headers = f"{_CLASS},{_PROBABILITY}", f'{_CLASS},"{_PROBABILITY}'
         if header != ",".join(_COLUMNS).encode() and not header.decode(errors="replace").startswith(
-            of_classes
+            class_headers
         ):
             said = f"{path} is there and holds no predictions of gpclml"
             raise DataError(f"--out: {said}. Name another file, or remove it first.")

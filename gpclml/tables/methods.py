@@ -162,8 +162,8 @@ def prediction_scores(
         lacking = torch.full_like(prediction, math.nan)
         return PredictionScores(targets, prediction, lacking, lacking, lacking)
     check_finite("mean", prediction.mean)
-    of_counts = isinstance(prediction, TargetMixture)
-    log_density = prediction.log_prob if of_counts else prediction.log_density
+    is_counts = isinstance(prediction, TargetMixture)
+    log_density = prediction.log_prob if is_counts else prediction.log_density
     densities = log_density(targets.to(prediction.mean))
     ends = prediction.interval(PREDICTED_SHARE)
     return PredictionScores(targets, prediction.mean, densities, *ends)

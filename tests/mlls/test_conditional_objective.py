@@ -215,14 +215,14 @@ def test_bad_models():
 
 def test_bad_targets():
     y, missing = data()[1], torch.full((12,), torch.nan).double()
-    one, two = y.clone(), y.clone()
-    one[4] = two[4] = torch.nan
-    two[5] = torch.inf
+    single, several = y.clone(), y.clone()
+    single[4] = several[4] = torch.nan
+    several[5] = torch.inf
     mll = objective(make(*data()))
     for policy, target, error, match in (
         ("ignore", y[:11], ShapeError, r"target.*\(11,\)"),
-        ("ignore", one, NonFiniteError, r"target: got 1 non-finite.*mask"),
-        ("mask", two, NonFiniteError, "target: got 2"),
+        ("ignore", single, NonFiniteError, r"target: got 1 non-finite.*mask"),
+        ("mask", several, NonFiniteError, "target: got 2"),
         ("mask", missing, ArgumentError, "no observed"),
         ("mask", torch.stack([y, missing]), ArgumentError, "all missing in a batch member"),
         ("fill", y, UnsupportedError, "fill"),

@@ -240,12 +240,12 @@ def plain(kernel):
 
 def test_the_way_of_a_step_and_why_not_a_faster_one():
     tasks = KroneckerMultiTaskGP(*data(outputs=2), outcome_transform=None)
-    own = "GPyTorch's kernel, Cholesky: OwnKernel is a subclass of RBFKernel"
+    subclass = "GPyTorch's kernel, Cholesky: OwnKernel is a subclass of RBFKernel"
     for model, solver, words in (
         (plain(ScaleKernel(RBFKernel())), "auto", CLOSED),
         (plain(PolynomialKernel(2)), "auto", CLOSED),
         (plain(RBFKernel() + LinearKernel()), "auto", CLOSED),
-        (plain(ScaleKernel(OwnKernel())), "auto", own),
+        (plain(ScaleKernel(OwnKernel())), "auto", subclass),
         (plain(LinearKernel()), "auto", "low rank plus a diagonal"),
         (tasks.train(), "auto", "a Cholesky factor for each task"),
         (plain(RBFKernel()), "cg", "conjugate gradients: the objective was given"),

@@ -518,9 +518,9 @@ def test_probabilities_are_the_mean_of_those_of_the_members():
     power = classifier.models_.power
     each = [powered(member.probabilities.numpy(), power) for member in members]
     expected = np.mean(each, axis=0)
-    found = classifier.predict_proba(new)
-    np.testing.assert_allclose(found[:, 1], expected, rtol=1e-6)
-    np.testing.assert_allclose(found.sum(1), 1.0)
+    p = classifier.predict_proba(new)
+    np.testing.assert_allclose(p[:, 1], expected, rtol=1e-6)
+    np.testing.assert_allclose(p.sum(1), 1.0)
     classifier = Classifier(["matern52"]).fit(x, y)
     single = classifier.predict_proba(new)[:, 1]
     kernel = class_kernel("matern52", torch.from_numpy(x))
@@ -544,10 +544,10 @@ def test_lengthscales_are_shrunk_towards_a_common_one():
     draws = torch.Generator().manual_seed(0)
     x = torch.randn(40, 6, generator=draws, dtype=torch.float64)
     kernel = class_kernel("rbf", x)
-    [(_, module_, prior, of_module, _)] = [
+    [(_, module_, prior, log_lengthscale, _)] = [
         named for named in kernel.named_priors() if "lengthscale" in named[0]
     ]
-    start = of_module(module_).detach()
+    start = log_lengthscale(module_).detach()
     common, single = start + 1.0, start + torch.eye(6).to(x)[0]
     prices = [prior.log_prob(prior.loc) - prior.log_prob(v) for v in (common, single)]
     # All of them move by the weak prior, one of them away from the others by the narrow one.
@@ -572,7 +572,7 @@ def test_the_additive_kernel_is_a_mean_over_columns():
 
 
 @pytest.fixture(scope="module")
-def of_numbers():
+def number_labels():
     """A classifier of labels 0 and 1."""
     return Classifier(CLASS_KERNELS).fit(*arrays("classes"))
 
@@ -585,14 +585,14 @@ def of_numbers():
         pd.array([False, True], dtype="boolean"), pd.array(["u", "v"], dtype="string"),
     ],
 )  # fmt: skip
-def test_labels_of_any_type(labels, of_numbers):
+def test_labels_of_any_type(labels, number_labels):
     x, y = arrays("classes")
     given = pd.Series(labels).take(y) if hasattr(labels, "take") else np.array(labels)[y]
     classifier = Classifier(CLASS_KERNELS).fit(x, given)
     np.testing.assert_array_equal(classifier.classes_, list(labels))
-    np.testing.assert_array_equal(classifier.predict_proba(x), of_numbers.predict_proba(x))
+    np.testing.assert_array_equal(classifier.predict_proba(x), number_labels.predict_proba(x))
     np.testing.assert_array_equal(
-        classifier.predict(x), np.array(list(labels))[of_numbers.predict(x)]
+        classifier.predict(x), np.array(list(labels))[number_labels.predict(x)]
     )
     assert classifier.score(x, np.array(list(labels))[y]) > 0.8
 
@@ -635,15 +635,15 @@ def test_many_classes():
     y[0] = "one"  # a class of one row
     classifier = Classifier(["rbf", "additive"]).fit(x, y)
     assert list(classifier.classes_) == ["high", "low", "middle", "one", "top"]
-    found = classifier.predict_proba(x)
+    predicted = classifier.predict_proba(x)
     assert classifier.score(x, y) > 0.9
-    np.testing.assert_allclose(found.sum(1), 1.0)
+    np.testing.assert_allclose(predicted.sum(1), 1.0)
     each = []
     for models in classifier.models_.models.values():
         p = np.stack([model.predict(x).probabilities.numpy() for model in models], axis=1)
         odds = (p / (1 - p)) ** classifier.models_.power
         each.append(odds / odds.sum(1, keepdims=True))
-    np.testing.assert_allclose(found, np.mean(each, axis=0), rtol=1e-6)
+    np.testing.assert_allclose(predicted, np.mean(each, axis=0), rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -657,15 +657,15 @@ def test_rows_are_left_out_as_if_the_model_was_fitted_without_them():
         without = GPClassification(x[others], y[others].double(), likelihood=LogisticLikelihood())
         without.load_state_dict(model.state_dict())
         expected.append(without.predict(x[row : row + 1]).probabilities)
-    found = averages._left_out(model).probabilities
-    torch.testing.assert_close(found, torch.cat(expected), atol=0.03, rtol=0.0)
+    p = averages._left_out(model).probabilities
+    torch.testing.assert_close(p, torch.cat(expected), atol=0.03, rtol=0.0)
 
 
 def test_equal_rows_with_other_labels_share_their_probability():
     x = np.repeat([[0.0], [1.0]], 20, axis=0)
     y = np.arange(40) % 20 < np.repeat([5, 15], 20)
-    found = Classifier(CLASS_KERNELS).fit(x, y).predict_proba([[0.0], [1.0]])[:, 1]
-    assert found == pytest.approx([0.25, 0.75], abs=0.08)
+    p = Classifier(CLASS_KERNELS).fit(x, y).predict_proba([[0.0], [1.0]])[:, 1]
+    assert p == pytest.approx([0.25, 0.75], abs=0.08)
 
 
 @pytest.mark.slow

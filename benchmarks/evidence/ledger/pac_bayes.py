@@ -69,15 +69,18 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     risks, unions = scores["risk"], scores["union_bound"]
     result["all_hold"] = float((risks <= unions).all(-1).double().mean())
 
-    def of_chosen(several: Tensor, by: str) -> Tensor:
+    def chosen_width(several: Tensor, by: str) -> Tensor:
         """Of each data set, the value of the width that a score chooses."""
         return several.gather(-1, scores[by].argmax(-1, keepdim=True)).squeeze(-1)
 
-    values = {"chosen": of_chosen(scores["lml_bound"], "lml"), "union": of_chosen(unions, "lml")}
+    values = {
+        "chosen": chosen_width(scores["lml_bound"], "lml"),
+        "union": chosen_width(unions, "lml"),
+    }
     for name in _SCORES:
         values[f"{name}_rank"] = rank_correlations(scores[name], -risks)
         # Risk of the chosen width above that of the best one.
-        values[f"{name}_loss"] = of_chosen(risks, name) - risks.amin(-1)
+        values[f"{name}_loss"] = chosen_width(risks, name) - risks.amin(-1)
     for kind in ("rank", "loss"):
         values[f"{kind}_gain"] = values[f"clml_{kind}"] - values[f"lml_{kind}"]
     return result | {name: list(mean_and_error(several)) for name, several in values.items()}

@@ -302,8 +302,8 @@ def _best_scores(model: BayesianLinearModel, cell: Mapping[str, Any]) -> dict[st
     order = torch.arange(len(model.train_targets)).unsqueeze(0)
     options = {"orderings": order, "repeats": cell["repeats"], "seed": cell["seed"]}
     exact = [training_speed(model, k, **options) for k in _DRAWS]
-    by_descent = {"steps": cell["steps"], "repeats": 2, "seed": 100 + cell["seed"]}
-    descent = [training_speed_by_descent(model, k, **by_descent) for k in _DRAWS]
+    draws = {"steps": cell["steps"], "repeats": 2, "seed": 100 + cell["seed"]}
+    descent = [training_speed_by_descent(model, k, **draws) for k in _DRAWS]
     lml = exact[0].log_marginal_likelihood
     # One draw gives L itself, which is exact in closed form and sampled by descent.
     expected = [exact[0].expected, *(speed.multi_sample for speed in exact)]
