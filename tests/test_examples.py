@@ -94,7 +94,7 @@ def test_every_snippet_of_the_readme_has_a_test():
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] * (name in ("swap", "few-shot", "many rows")))
+        pytest.param(name, marks=[] if name in ("botorch", "compare") else [pytest.mark.slow])
         for name in SNIPPETS
     ],
 )

@@ -95,7 +95,7 @@ def test_a_study_end_to_end(study, tmp_path):
 
 @pytest.mark.slow
 def test_two_networks_have_no_correlations_and_more_images_rows_of_their_own(tmp_path):
-    options = ("architectures", tmp_path / "a.sqlite", "--members", 1)
+    options = ("architectures", tmp_path / "a.sqlite", "--members", 1, "--seeds", 1)
     run_small(*options, names=("mlp-8x1", "cnn-4x1"), num_train=40)
     told = report_of(tmp_path / "a.sqlite")
     assert "## The networks" in told

@@ -26,14 +26,8 @@ def sine_bound(family, num_features):
     return LinearEvidenceLowerBound(model.likelihood, model, family)
 
 
-@pytest.mark.parametrize(
-    ("family", "lr"),
-    [
-        ("diagonal", 0.01),
-        pytest.param("rank-1", 0.1, marks=pytest.mark.slow),
-        pytest.param("full", 0.1, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "lr"), [("diagonal", 0.01), ("rank-1", 0.1), ("full", 0.1)])
 def test_published_figures(family, lr):
     cell = {"family": family, "seed": 0, "steps": 1000, "rates": [lr]}
     scores = learned_bound(cell).scores()

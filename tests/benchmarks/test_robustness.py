@@ -26,6 +26,7 @@ def test_ours_never_fails_where_float64_succeeds(results):
     assert bad.empty, bad[["index", "method", "error"]].to_string()
 
 
+@pytest.mark.slow
 def test_problems_are_hard_enough_to_break_others(results):
     # Problem 29 of this seed is one on which GPyTorch's own objectives raise in float32.
     theirs = results[~results["method"].isin(objectives.OURS) & results["raised"]]

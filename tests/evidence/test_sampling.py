@@ -305,7 +305,8 @@ def sgld_draws(**options):
     return sample_sgld(mll, *data(2), progress=False, **options)["weight"].squeeze(1)
 
 
-@pytest.mark.parametrize("batch_size", [None, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [None, 30])
 def test_langevin_draws_follow_the_posterior_of_a_linear_model(batch_size):
     mean, covariance = weights_given(*data(2))
     if batch_size:

@@ -169,8 +169,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         model=gp(), orderings=orders(), repeats=1, num_samples=2),
     "fit.warm_start": lambda: dict(model=gp("deep")),
     "fit.suggest_batch_size": lambda: dict(num_data=50),
-    "fit.fit_batch": lambda: dict(
-        mlls=[objective(), objective()], steps=2, freeze=("likelihood",)),
+    "fit.fit_batch": lambda: dict(mlls=[objective(), objective()], steps=2),
     "fit.fit_gpytorch_mll_fused": lambda: dict(mll=objective().train(), options={"maxiter": 2}),
     "fit.fit_hyperparameters": lambda: train(mll=laplace(), steps=2, batch_size=4),
     "fit.fit_map": lambda: dict(
