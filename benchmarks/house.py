@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 EMPTY_NAMES = re.compile("_*(one|parts?|found|own|place|rest|item|thing|obj|tmp)_*")
 EMPTY_STARTS = re.compile("_*(of|by|at|as|with)_")
 
+_COLUMNS = ["lines", "code", "docstrings", "comments", "names", "of_, by_, ...", "empty"]
 _LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -84,7 +85,9 @@ def main() -> None:
         rooms[f"all of {room.split('/')[0]}"] += count
         if room.startswith("gpclml") and room != "gpclml/tables":
             rooms["gpclml without tables"] += count
-    print(pandas.DataFrame.from_dict(rooms, orient="index").fillna(0).astype(int).to_string())
+    table = pandas.DataFrame.from_dict(rooms, orient="index")
+    table = table.reindex(columns=_COLUMNS)  # a sum of counters leaves out what is zero
+    print(table.fillna(0).astype(int).to_string())
 
 
 if __name__ == "__main__":
