@@ -292,7 +292,10 @@ class GPClassification(_StandardizedLatentGP):
             :class:`~gpclml.likelihoods.LogisticLikelihood`.
         approximation: Of the posterior; see :class:`LatentGP`.
         standardize: Whether to standardize inputs.
-        ard, num_features, hidden, seed: As of :class:`~gpclml.models.GPRegression`.
+        ard: Whether named kernels have a lengthscale for each column.
+        num_features: Outputs of a deep kernel's network.
+        hidden: Widths of the hidden layers of networks.
+        seed: Seed of networks.
 
     Raises:
         ArgumentError: A class that is not 0 or 1, or one class alone.
@@ -359,11 +362,16 @@ class GPCounts(_StandardizedLatentGP):
     Args:
         train_x: Inputs, ``(*batch, n, d)``, or ``(n,)`` for one column.
         train_y: Counts, whole numbers from 0 on, ``(*batch, n)``.
-        kernel, mean: As of :class:`GPClassification`.
+        kernel: A name as for :class:`~gpclml.models.GPRegression`, or a GPyTorch kernel.
+        mean: "constant", "zero" or "mlp", or a GPyTorch mean.
         likelihood: :class:`~gpclml.likelihoods.LogNegativeBinomialLikelihood` if None.
         offset: Logarithms of exposures, such as years or populations that counts are of,
             ``(*batch, n)``; pass those of new points to :meth:`predict`.
-        standardize, ard, num_features, hidden, seed: As of :class:`GPClassification`.
+        standardize: Whether to standardize inputs.
+        ard: Whether named kernels have a lengthscale for each column.
+        num_features: Outputs of a deep kernel's network.
+        hidden: Widths of the hidden layers of networks.
+        seed: Seed of networks.
 
     Raises:
         ArgumentError: A count that is negative or not whole.
