@@ -23,7 +23,9 @@ demo: $(VENV)/demo.stamp
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.demo --out $(DEMO) --jobs $(JOBS)
 
 # TESTS='not data' has the slow tests too; TESTS=data those on real data, named by GPCLML_DATA.
-test: lint types pytest
+# Types are checked beside the tests, which leave a core idle while they start and end.
+test: $(VENV)/test.stamp
+	@$(MAKE) --no-print-directory -j 2 lint types pytest
 
 pytest: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m "$(TESTS)"

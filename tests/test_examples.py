@@ -22,7 +22,7 @@ EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 README = ROOT / "README.md"
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 GALLERY = sorted((ROOT / "docs" / "gallery").glob("*.py"))
-SLOW = {"botorch_models", "few_shot", "laplace_botorch", "large", "swap"}
+SLOW = {"botorch_models", "few_shot", "laplace_botorch", "large", "neighbours", "outcomes", "swap"}
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 

@@ -62,6 +62,7 @@ def test_digits_end_to_end(path):
     assert "in this run" not in again.output
 
 
+@pytest.mark.slow
 def test_the_report(path):
     text = invoke("report", path).stdout
     assert "digits | 1 | cosine | clml |" in text
