@@ -91,13 +91,8 @@ def test_every_snippet_of_the_readme_has_a_test():
     assert all(snippet(name) for name in SNIPPETS)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in ("botorch", "compare") else [pytest.mark.slow])
-        for name in SNIPPETS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SNIPPETS)
 def test_a_snippet_of_the_readme_runs_in_a_process_of_its_own(name, tmp_path):
     code, shown = snippet(name)
     assert statements(code)  # it can be pasted at the prompt
