@@ -21,7 +21,6 @@ from torch.distributions import Normal
 from gpclml._utils import environment
 from gpclml._utils.arguments import check_counts, check_finite, checked
 from gpclml._utils.arrays import points_as_tensor
-from gpclml._utils.resuming import digest
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.inference.observations import (
     Observations,
@@ -458,7 +457,7 @@ class IterativePosterior:
             self._held = _check_memory(covariance, data.residual)
             self._given = covariance.predictor(data.residual, data.missing)
             # In eval mode BoTorch's models hold transformed inputs.
-            self._digests = _digests(model)
+            self._copies = {name: value.detach().clone() for name, value in _tensors(model).items()}
         solution = self._given.solution
         self.report: SolveReport = SolveReport(
             solution.iterations, solution.relative, float(self._given.error.max())
@@ -577,14 +576,14 @@ class IterativePosterior:
         """The points as the kernel takes them, their prior, and chunks of them."""
         refuse_gradient(x)
         with reading(self._model):
-            _check_unchanged(self._model, self._digests)
+            _check_unchanged(self._model, self._copies)
             x = new_points(self._model, x)
             prior = JointPrior(self._model, x)
             batch, m = prior.batch_shape.numel(), x.shape[-2]
             step = num_points_at_once(x, batch * prior.num_train, batch, joint, self._held)
             yield x, prior, [slice(i, min(i + step, m)) for i in range(0, m, step)]
             # The points may have moved the grid of an interpolated kernel.
-            _check_unchanged(self._model, self._digests)
+            _check_unchanged(self._model, self._copies)
 
 
 def _check_memory(covariance: IterativeCovariance, residual: Tensor) -> int:
@@ -602,15 +601,18 @@ def _check_memory(covariance: IterativeCovariance, residual: Tensor) -> int:
     return held
 
 
-def _check_unchanged(model: ExactGP, digests: dict[str, str]) -> None:
-    """Refuses a model of which a parameter, buffer or number of its data has another digest.
+def _check_unchanged(model: ExactGP, copies: dict[str, Tensor]) -> None:
+    """Refuses a model of which a parameter, buffer or number of its data differs from its copy.
 
     Values are compared, not versions of tensors: GPyTorch's setters write through ``.data``, which
-    leaves no trace in a version.
+    leaves no trace in a version. They are compared where they are: digests would need them all on
+    the host.
     """
-    now = _digests(model)
-    for name in {**digests, **now}:
-        if digests.get(name) != now.get(name):
+    tensors = _tensors(model)
+    for name in {**copies, **tensors}:
+        old, new = (given.get(name, torch.empty(0)) for given in (copies, tensors))
+        same_kind = (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
+        if not same_kind or not torch.allclose(old, new, 0.0, 0.0, equal_nan=True):  # NaN: missing
             raise ArgumentError(
                 "model", f"a changed {name}",
                 "the parameters and data that the posterior was computed with",
@@ -618,12 +620,11 @@ def _check_unchanged(model: ExactGP, digests: dict[str, str]) -> None:
             )  # fmt: skip
 
 
-def _digests(model: ExactGP) -> dict[str, str]:
-    """Digests of parameters, buffers and training data by their names."""
-    tensors = {f"train_inputs[{i}]": x for i, x in enumerate(model.train_inputs or ())}
-    tensors["train_targets"] = cast(Tensor, model.train_targets)
-    tensors |= {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: f"{tensor.device} {digest(tensor)}" for name, tensor in tensors.items()}
+def _tensors(model: ExactGP) -> dict[str, Tensor]:
+    """Parameters, buffers and training data by their names."""
+    inputs = {f"train_inputs[{i}]": x for i, x in enumerate(model.train_inputs or ())}
+    targets = {"train_targets": cast(Tensor, model.train_targets)}
+    return {**dict(model.named_parameters()), **dict(model.named_buffers()), **inputs, **targets}
 
 
 def predictive_observations(
