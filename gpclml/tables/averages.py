@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, cast
@@ -17,7 +17,6 @@ from gpytorch.priors import LogNormalPrior
 from joblib import Parallel, delayed, effective_n_jobs
 from scipy.optimize import minimize_scalar
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from gpclml._utils.arguments import callers_level
 from gpclml._utils.environment import progress_bar
@@ -67,17 +66,45 @@ class AdditiveMatern(Kernel):
         x1, x2 = x1 * scale, x2 * scale
         if diag:
             return _matern32(x1, x2).mean(-1)
-        total: Any = 0.0
-        for first, second in zip(x1.unbind(-1), x2.unbind(-1), strict=True):
-            pair = first.unsqueeze(-1), second.unsqueeze(-2)
-            # Computed again in the gradient: the matrices of all columns would fill the memory.
-            total = total + checkpoint(_matern32, *pair, use_reentrant=False)
-        return total / x1.shape[-1]
+        return cast(Tensor, _MaternSum.apply(x1, x2)) / x1.shape[-1]
 
 
 def _matern32(x1: Tensor, x2: Tensor) -> Tensor:
     distance = (x1 - x2).abs()
     return (1 + distance) * (-distance).exp()
+
+
+class _MaternSum(torch.autograd.Function):
+    """The sum over columns of their kernels, one after the other.
+
+    Its gradient computes the matrices of columns again, which would fill the memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x1: Tensor, x2: Tensor) -> Tensor:
+        ctx.save_for_backward(x1, x2)
+        total: Any = 0.0
+        for first, second in _pairs(x1, x2):
+            total = total + _matern32(first, second)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x1, x2 = ctx.saved_tensors
+        rows, columns = [], []
+        for first, second in _pairs(x1, x2):
+            away = first - second
+            terms = gradients[0] * away * (-away.abs()).exp()
+            rows.append(-terms.sum(-1))
+            columns.append(terms.sum(-2))
+        both = torch.stack(rows, -1), torch.stack(columns, -1)
+        return both[0].sum_to_size(x1.shape), both[1].sum_to_size(x2.shape)
+
+
+def _pairs(x1: Tensor, x2: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each column, what to subtract for the differences of all rows."""
+    for first, second in zip(x1.unbind(-1), x2.unbind(-1), strict=True):
+        yield first.unsqueeze(-1), second.unsqueeze(-2)
 
 
 _STATIONARY: Mapping[str, Callable[..., Kernel]] = {

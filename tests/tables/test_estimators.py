@@ -569,6 +569,10 @@ def test_the_additive_kernel_is_a_mean_over_columns():
         lambda raw: torch.func.functional_call(kernel, {"raw_lengthscale": raw}, (x,)).to_dense(),
         (kernel.raw_lengthscale,),
     )
+    # Of rows too, one of them twice, in batches, and once more.
+    several = torch.stack([x, x + 1]).requires_grad_(), torch.cat([x[:1], new]).requires_grad_()
+    assert torch.autograd.gradcheck(kernel.forward, several)
+    assert torch.autograd.gradgradcheck(kernel.forward, several)
 
 
 @pytest.fixture(scope="module")
