@@ -17,15 +17,16 @@ from benchmarks.evidence.ledger.page import EXPERIMENTS, chosen_experiments
 from benchmarks.runner.code import code_version
 from gpclml.errors import UnknownNameError
 
+BOUNDS = {
+    "data": "digits", "num_train": 10, "samples": 2, "epochs": 11, "values": 2, "draws": 1,
+}  # fmt: skip
 SMALL = {
     "deep-kernels": {}, "few-shot": {}, "deep-kernels-published": {"dataset": "diabetes", "n": 30},
     "uci-networks": {"dataset": "diabetes", "splits": 2, "epochs": 160},
     "uci-every-epoch": {"dataset": "diabetes", "splits": 2, "epochs": 20},
     "online-curve": {"data": "stand-in", "epochs": 6},
     "banana": {"data": "stand-in", "points": 40, "epochs": 4, "weak_epochs": 4},
-    "evidence-bounds": {
-        "data": "digits", "num_train": 10, "samples": 2, "epochs": 11, "values": 2, "draws": 1,
-    },
+    "evidence-bounds": BOUNDS, "evidence-bounds-rotation": BOUNDS,
     "affine-invariance": {
         "data": "digits", "num_train": 20, "samples": 2, "epochs": 5, "num_test": 20,
     },

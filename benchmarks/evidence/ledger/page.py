@@ -52,7 +52,9 @@ PAPERS: Mapping[str, tuple[Experiment, ...]] = {
         uci_networks.EXPERIMENT, uci_networks.EVERY_EPOCH, online_curve.EXPERIMENT,
         online_curve.BANANA, evidence_ranking.EXPERIMENT,
     ),
-    "Immer et al. 2023": (evidence_bounds.BOUNDS, evidence_bounds.AFFINE),
+    "Immer et al. 2023": (
+        evidence_bounds.BOUNDS, evidence_bounds.ROTATION, evidence_bounds.AFFINE,
+    ),
 }  # fmt: skip
 """Experiments by the paper that their claims are from, in the order of the page."""
 
