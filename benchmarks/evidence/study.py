@@ -26,6 +26,7 @@ from benchmarks.evidence.ledger.page import (
     write_page,
     write_rows,
 )
+from benchmarks.evidence.ledger.perturbed import run_perturbed
 from benchmarks.evidence.ledger.uci_networks import PUBLISHED
 from benchmarks.runner import load_results
 from benchmarks.study import Study, Sweep
@@ -354,6 +355,13 @@ def _grid(
             "CNNs, .01 for residual networks, if not given."
         ),
     ] = None,
+    perturbed: Annotated[
+        int | None,
+        Option(
+            help="Of experiments of the ledger: every start of a search times 1 + 1e-6 N(0, 1), "
+            "of that seed, to see whether verdicts stay; give it a results file of its own."
+        ),
+    ] = None,
     device: Device = "cpu",
 ) -> list[dict[str, Any]]:
     """The cells of a study, whose settings options replace, or of experiments of the ledger."""
@@ -362,6 +370,9 @@ def _grid(
         epochs=epochs, seeds=seeds, members=members, lr=lr,
     )  # fmt: skip
     if study in STUDIES:
+        if perturbed is not None:
+            fix = f"Leave it out: {study} has no verdicts."
+            raise ArgumentError("perturbed", perturbed, "nothing", fix)
         return make_grid(study, **given, device=device)
     # An experiment has the paper's settings: options would make it another one.
     for name, value in given.items():
@@ -371,12 +382,14 @@ def _grid(
     chosen = chosen_experiments(study, STUDIES)
     for experiment in chosen:
         experiment.ready()  # a missing file is told before a cell runs
-    return [dict(cell) for experiment in chosen for cell in experiment.cells()]
+    starts = {} if perturbed is None else {"perturbed": perturbed}
+    return [cell | starts for experiment in chosen for cell in experiment.cells()]
 
 
 def _sweeps(cells: list[dict[str, Any]]) -> Iterator[Sweep]:
     for name, some in itertools.groupby(cells, lambda cell: cell.get("experiment")):
-        yield Sweep(list(some), EXPERIMENTS[name].run if name else run_cell)
+        several, run = list(some), EXPERIMENTS[name].run if name else run_cell
+        yield Sweep(several, run_perturbed if "perturbed" in several[0] else run)
 
 
 def _study_cells(cells: pandas.DataFrame) -> pandas.DataFrame:

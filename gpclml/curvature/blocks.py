@@ -740,7 +740,9 @@ class FunctionSpaceCurvature(Curvature):
         """The same number as that of the full curvature, from a matrix of N K columns."""
         _check_numbers(precisions, self.names)
         # |I + s Vᵀ J P⁻¹ Jᵀ V| = |I + s P⁻¹ H|, where products of parameters add up.
-        kernel = torch.stack([gram / precisions[name] for name, gram in self.grams.items()]).sum(0)
+        # One after the other: all of them at once would take as much memory again.
+        scaled = (gram / precisions[name] for name, gram in self.grams.items())
+        kernel = reduce(torch.add, scaled)
         return _log_det(kernel, scale).to(next(iter(precisions.values())).dtype)
 
     @override

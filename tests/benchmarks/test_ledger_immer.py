@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pandas
@@ -161,14 +162,20 @@ def test_an_interval_of_rank_correlations():
     assert len(evidence_ranking.MODELS) == 40
 
 
-def test_blocks_of_layers_from_inner_products():
+def test_blocks_of_layers_and_eigenvalues_from_inner_products():
     data, network = evidence_bounds.large_images("digits", 3, 0), evidence_bounds.mini_net(0)
     structures = FunctionSpace(), BlockDiagonal("layer")
     mlls = [classifier(network.double(), 3, 2.0, "network", each) for each in structures]
     kernel, blocks = (mll.evidence_of(data.train_x.double(), data.train_y) for mll in mlls)
     with torch.no_grad():
-        assert evidence_bounds._layered_evidence(kernel, mlls[0]) == pytest.approx(float(blocks()))
+        by_layer = evidence_bounds._by_layer(kernel)
+        assert float(by_layer()) == pytest.approx(float(blocks()))
         assert float(kernel()) > float(blocks())
+        for evidence in (kernel, by_layer):
+            spectral = evidence_bounds._spectral(evidence)
+            for precision in (1e-4, 1.0, 1e4):
+                mlls[0].model.prior.log_precision.fill_(math.log(precision))
+                assert float(spectral()) == pytest.approx(float(evidence()), rel=1e-9)
     assert float(data.train_x.min()) == 0
 
 

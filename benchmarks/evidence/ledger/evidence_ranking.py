@@ -76,7 +76,7 @@ def _claims(cells: pandas.DataFrame) -> Iterator[Claim]:
         for several in rhos.values()
     ]
     # Published correlations are of the accuracy, which is the last.
-    reaches = rhos["evidence"][-1][-1] >= min(_PUBLISHED)
+    reaches = rhos["evidence"][-1][0] >= min(_PUBLISHED)
     best = cells.sort_values("log_density_map")["architecture"].iloc[-1]
     chosen = cells.sort_values("evidence").iloc[-1]
     yield Claim(
@@ -90,8 +90,8 @@ def _claims(cells: pandas.DataFrame) -> Iterator[Claim]:
         f"The largest evidence, {chosen['evidence']:.3f}, has {chosen['architecture']}, with test "
         f"log density {chosen['log_density_map']:.3f}; the best by that, "
         f"{cells['log_density_map'].max():.3f}, is {best}.",
-        rule="both intervals above zero, and that with test accuracy reaches the least of the "
-        f"published, {min(_PUBLISHED)}",
+        rule="both intervals above zero, and the correlation with test accuracy at least the least "
+        f"of the published, {min(_PUBLISHED)}",
         doubt="Ours: tried on 8 x 8 digits with 1000 images, and in the study "
         "[architectures](results/README.md) with fixed precisions.",
     )

@@ -52,7 +52,9 @@ PAPERS: Mapping[str, tuple[Experiment, ...]] = {
         uci_networks.EXPERIMENT, uci_networks.EVERY_EPOCH, online_curve.EXPERIMENT,
         online_curve.BANANA, evidence_ranking.EXPERIMENT,
     ),
-    "Immer et al. 2023": (evidence_bounds.BOUNDS, evidence_bounds.AFFINE),
+    "Immer et al. 2023": (
+        evidence_bounds.BOUNDS, evidence_bounds.ROTATION, evidence_bounds.AFFINE,
+    ),
 }  # fmt: skip
 """Experiments by the paper that their claims are from, in the order of the page."""
 
@@ -112,6 +114,9 @@ def ledger_cells(path: str | os.PathLike[str]) -> dict[str, Cells]:
         DataError: There is no such file.
     """
     rows = _read_rows(path)[0] if is_rows(path) else load_rows(path)
+    seeds = {row["configuration"].get("perturbed") for row in rows if _is_tried(row)}
+    if len(seeds) > 1:
+        raise DataError(f"{path}: starts of several kinds, perturbed by {sorted(map(str, seeds))}.")
     rows_by_name = {
         name: [row for row in rows if row["configuration"].get("experiment") == name]
         for name in EXPERIMENTS
@@ -136,9 +141,14 @@ def _cells_of(experiment: Experiment, rows: list[dict[str, Any]]) -> Cells:
     return Cells(pandas.concat(frames, axis=1), problem and f"Of {len(wanted)} cells: {problem}.")
 
 
+def _is_tried(row: Mapping[str, Any]) -> bool:
+    return row["configuration"].get("experiment") in EXPERIMENTS
+
+
 def _without_data(cell: Mapping[str, Any]) -> str:
-    """A configuration as text; which data there are differs with the machine."""
-    return canonical_json({name: value for name, value in cell.items() if name != "data"})
+    """A configuration as text; which data there are differs with the machine, starts on purpose."""
+    kept = {name: value for name, value in cell.items() if name not in ("data", "perturbed")}
+    return canonical_json(kept)
 
 
 Differences = list[str] | None
@@ -269,7 +279,7 @@ def write_rows(path: str | os.PathLike[str], csv: str | os.PathLike[str]) -> Non
             **{name: _rounded(json.dumps(row[name])) for name in _PARTS},
         }
         for row in load_rows(path)
-        if "metrics" in row and row["configuration"].get("experiment") in EXPERIMENTS
+        if "metrics" in row and _is_tried(row)
     ]  # fmt: skip
     write_csv(pandas.DataFrame(rows), csv, _about(path, ledger_cells(path)))
 
