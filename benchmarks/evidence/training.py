@@ -277,44 +277,38 @@ def _lenet(channels: int, size: int, outputs: int) -> torch.nn.Module:
     )  # fmt: skip
 
 
-def _torchvision(
-    channels: int, size: int, outputs: int, build: Callable[..., torch.nn.Module]
-) -> torch.nn.Module:
-    """A network of torchvision, whose first convolution is replaced by one for small images."""
+_SMALL = {
+    "resnet18": ("conv1", "maxpool"),
+    "densenet121": ("features.conv0", "features.pool0"),
+    "googlenet": ("conv1.conv", "maxpool1", "maxpool2"),
+}
+"""Of networks of torchvision the first convolution, and poolings that small images do without."""
+
+_OPTIONS: Mapping[str, Mapping[str, bool]] = {
+    "googlenet": {"aux_logits": False, "init_weights": False}
+}
+
+
+def _torchvision(channels: int, size: int, outputs: int, name: str) -> torch.nn.Module:
+    """A network of torchvision, whose beginning is replaced by one for small images."""
     try:
         models = importlib.import_module("torchvision.models")
     except (ImportError, RuntimeError) as error:  # RuntimeError: it was built for another torch
         raise ArgumentError(
-            "architecture", f"{build.__name__[1:]}, which cannot be imported ({error})",
+            "architecture", f"{name}, for which torchvision cannot be imported ({error})",
             "a network whose package is installed",
             f"Run pip install --no-deps {_TORCHVISION}, or the release that belongs to your torch.",
         ) from error  # fmt: skip
-    return build(models, torch.nn.Conv2d(channels, 64, 3, padding=1, bias=False), outputs)
-
-
-def _resnet18(models: Any, first: torch.nn.Conv2d, outputs: int) -> torch.nn.Module:
-    network = models.resnet18(num_classes=outputs)
-    network.conv1, network.maxpool = first, torch.nn.Identity()
-    return network
-
-
-def _vgg19(models: Any, first: torch.nn.Conv2d, outputs: int) -> torch.nn.Module:
-    # Five poolings leave one pixel: the two layers of 4,096 units for large images are left out.
-    features = models.vgg.make_layers(models.vgg.cfgs["E"], batch_norm=True)
-    features[0] = torch.nn.Conv2d(first.in_channels, 64, 3, padding=1)
-    return torch.nn.Sequential(features, torch.nn.Flatten(), torch.nn.Linear(512, outputs))
-
-
-def _densenet121(models: Any, first: torch.nn.Conv2d, outputs: int) -> torch.nn.Module:
-    network = models.densenet121(num_classes=outputs)
-    network.features.conv0, network.features.pool0 = first, torch.nn.Identity()
-    return network
-
-
-def _googlenet(models: Any, first: torch.nn.Conv2d, outputs: int) -> torch.nn.Module:
-    network = models.googlenet(num_classes=outputs, aux_logits=False, init_weights=False)
-    network.conv1.conv = first
-    network.maxpool1 = network.maxpool2 = torch.nn.Identity()
+    if name == "vgg19":
+        # Five poolings leave one pixel: no layers of 4,096 units are needed, as for large images.
+        features = models.vgg.make_layers(models.vgg.cfgs["E"], batch_norm=True)
+        features[0] = torch.nn.Conv2d(channels, 64, 3, padding=1)
+        return torch.nn.Sequential(features, torch.nn.Flatten(), torch.nn.Linear(512, outputs))
+    network = getattr(models, name)(num_classes=outputs, **_OPTIONS.get(name, {}))
+    first, *poolings = _SMALL[name]
+    network.set_submodule(first, torch.nn.Conv2d(channels, 64, 3, padding=1, bias=False))
+    for pooling in poolings:
+        network.set_submodule(pooling, torch.nn.Identity())
     return network
 
 
@@ -326,11 +320,9 @@ _FAMILIES: Mapping[tuple[str, str], Callable[..., torch.nn.Module]] = {
 """What builds a network, by its family and the sign between its two numbers."""
 
 _NAMED: Mapping[str, Callable[..., torch.nn.Module]] = {
-    "lenet": _lenet, "resnet18": partial(_torchvision, build=_resnet18),
-    "vgg19": partial(_torchvision, build=_vgg19),
-    "densenet121": partial(_torchvision, build=_densenet121),
-    "googlenet": partial(_torchvision, build=_googlenet),
-}  # fmt: skip
+    "lenet": _lenet,
+    **{name: partial(_torchvision, name=name) for name in (*_SMALL, "vgg19")},
+}
 
 
 class Shift(torch.nn.Module):
