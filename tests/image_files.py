@@ -8,7 +8,7 @@ import io
 import struct
 import tarfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,6 +85,39 @@ def emnist_archive(path, subset="test", split="byclass", images=None, labels=(0,
     return archive(path, {"gzip/": b"", "gzip/other.gz": b"not read", **entries})
 
 
+CIFAR = {
+    "cifar10": ("cifar-10-batches-bin/data_batch_2.bin", "cifar-10-batches-bin/data_batch_1.bin"),
+    "cifar10-test": ("cifar-10-batches-bin/test_batch.bin",),
+    "cifar100": ("cifar-100-binary/train.bin",),
+    "cifar100-test": ("cifar-100-binary/test.bin",),
+}
+"""Files of the archives, as they follow each other in them."""
+
+
+def cifar(
+    patch: pytest.MonkeyPatch, folder: Path, name: str, labels: Sequence[int]
+) -> numpy.ndarray:
+    """Registers an archive whose files have an image of noise for each label; returns the images.
+
+    Args:
+        patch: Undoes the registration.
+        folder: The data folder.
+        name: ``"cifar10"`` or ``"cifar100"``.
+        labels: Classes, from 0; of CIFAR-100 each is preceded by its group's.
+    """
+    images = numpy.random.default_rng(0).integers(0, 256, (len(labels), 3072), dtype=numpy.uint8)
+    columns = [numpy.array(labels, dtype=numpy.uint8)[:, None], images]
+    groups = [columns[0] // 5] if name == "cifar100" else []
+    body = numpy.concatenate([*groups, *columns], 1)
+    test = f"{name}-test"
+    entries = {file: body.tobytes() for file in [*CIFAR[name], *CIFAR[test]]}
+    [file] = data_files()[name]
+    (folder / file.folder).mkdir(exist_ok=True)
+    tar_archive(folder / file.folder / file.file, {"readme.html": b"not read", **entries})
+    register(patch, folder, [name, test])
+    return images.reshape(-1, 3, 32, 32)
+
+
 def photograph(colour, size=(40, 30)):
     body = io.BytesIO()
     Image.new("RGB", size, colour).save(body, "JPEG", quality=100, subsampling=0)
@@ -92,7 +125,7 @@ def photograph(colour, size=(40, 30)):
 
 
 def tar_archive(path, entries):
-    mode = "w:gz" if path.suffix == ".tgz" else "w"
+    mode = "w:gz" if path.suffix in (".tgz", ".gz") else "w"
     with tarfile.open(path, mode) as file:
         for name, body in entries.items():
             info = tarfile.TarInfo(name)

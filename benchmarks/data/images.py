@@ -8,8 +8,9 @@ import io
 import struct
 import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, product
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
@@ -20,7 +21,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from benchmarks.data.files import VARIABLE, data_files, data_folder, fetch
+from benchmarks.data.files import VARIABLE, DataFile, data_files, data_folder, fetch
 from gpclml.errors import DataError, UnknownNameError
 
 PITCHES = tuple(range(60, 121, 10))
@@ -76,26 +77,27 @@ class HeadPoses:
 
 def image_names() -> tuple[str, ...]:
     """Names of the data sets that :func:`load_images` knows, sorted."""
-    files = data_files().items()
-    return tuple(
-        sorted({name for name, [file, *_] in files if file.folder in _READERS} | {"digits"})
-    )
+    known = (name for name, [file, *_] in data_files().items() if _reader(file) is not None)
+    return tuple(sorted({*known, "digits"}))
 
 
 def load_images(name: str) -> LabelledImages:
     """Loads labelled images by name from the data folder; archives are not extracted.
 
-    - ``"cifar10-part"``, ``"cifar10-part-test"``: 8000 and 2000 images of CIFAR-10, in colour;
+    - ``"cifar10"``, ``"cifar10-test"``, ``"cifar100"``, ``"cifar100-test"``: 50,000 and 10,000
+      images of 10 or 100 classes, 32 x 32, in colour;
+    - ``"cifar10-part"``, ``"cifar10-part-test"``: 8000 and 2000 images of CIFAR-10;
     - ``"cub"``: birds of Caltech-UCSD, 84 x 84, in colour; groups ``"train"``, ``"validation"``,
       ``"test"`` of 100, 50 and 50 species (Chen et al. 2019);
     - ``"cyrillic"``: 42 handwritten letters, 100 images each, 28 x 28;
     - ``"digits"``: 1797 digits of 8 x 8 pixels, which come with scikit-learn;
     - ``"emnist"``: test images of EMNIST's 62 digits and letters, 28 x 28;
-    - ``"fashion-part"``: 900 images of Fashion-MNIST;
+    - ``"fashion"``, ``"fashion-test"``: 60,000 and 10,000 images of Fashion-MNIST's ten kinds of
+      clothes, 28 x 28; ``"fashion-part"``: 900 of them;
     - ``"mini-imagenet"``: 600 photographs each of 100 classes, 84 x 84, in colour; groups
       ``"train"``, ``"validation"``, ``"test"`` of 64, 16 and 20 classes; 1.3 GB, twice that
       while they are loaded;
-    - ``"mnist-test"``: the 10,000 test digits, 28 x 28;
+    - ``"mnist"``, ``"mnist-test"``: 60,000 and 10,000 digits, 28 x 28;
     - ``"omniglot"``: 1623 characters of 50 alphabets, 20 drawings each, scaled to 28 x 28; groups
       are alphabets; ``"omniglot-background"`` and ``"omniglot-evaluation"`` are 30 and 20 of them,
       ``"omniglot-small"`` 8: the two small background sets, without duplicates.
@@ -110,7 +112,9 @@ def load_images(name: str) -> LabelledImages:
         return LabelledImages(pictures.round().to(torch.uint8), torch.as_tensor(labels).long())
     if name not in image_names():
         raise UnknownNameError("name", name, image_names())
-    return _READERS[data_files()[name][0].folder](fetch(name))
+    read = _reader(data_files()[name][0])
+    assert read is not None  # of a name that is known
+    return read(fetch(name))
 
 
 def _read_arrays(paths: list[Path]) -> LabelledImages:
@@ -124,6 +128,20 @@ def _read_arrays(paths: list[Path]) -> LabelledImages:
 def _read_mnist(paths: list[Path]) -> LabelledImages:
     images, labels = (_idx(path.read_bytes()) for path in paths)
     return LabelledImages(images.unsqueeze(1), labels.long())
+
+
+def _read_cifar(paths: list[Path], ends: tuple[str, ...], label: int) -> LabelledImages:
+    """Records of bytes: one or two labels, and the pixels of a red, a green and a blue image.
+
+    Args:
+        paths: The archive, whose files are read in the order of their names.
+        ends: Ends of the names of its files.
+        label: Index of the label among the bytes of a record, which is followed by the pixels.
+    """
+    body = b"".join(body for _, body in sorted(_archived(paths[0], *ends)))
+    rows = torch.tensor(np.frombuffer(body, np.uint8)).reshape(-1, label + 1 + 3 * 32 * 32)
+    images = rows[:, label + 1 :].reshape(-1, 3, 32, 32)
+    return LabelledImages(images.contiguous(), rows[:, label].long())
 
 
 def _read_emnist(paths: list[Path]) -> LabelledImages:
@@ -194,12 +212,23 @@ def _read_mini_imagenet(paths: list[Path]) -> LabelledImages:
     return _joined(classes)
 
 
-_READERS = {
-    "": _read_arrays, "cifar10": _read_arrays, "cub": _read_cub, "emnist": _read_emnist,
-    "fashion_mnist": _read_arrays, "mini-imagenet": _read_mini_imagenet, "mnist": _read_mnist,
-    "omniglot": _read_omniglot,
+_READERS: Mapping[str, Callable[[list[Path]], LabelledImages]] = {
+    "cifar10": partial(_read_cifar, ends=tuple(f"batch_{k}.bin" for k in range(1, 6)), label=0),
+    "cifar10-test": partial(_read_cifar, ends=("test_batch.bin",), label=0),
+    # The first label is that of one of twenty groups of classes.
+    "cifar100": partial(_read_cifar, ends=("train.bin",), label=1),
+    "cifar100-test": partial(_read_cifar, ends=("test.bin",), label=1),
+    "cub": _read_cub, "emnist": _read_emnist, "fashion_mnist": _read_mnist,
+    "mini-imagenet": _read_mini_imagenet, "mnist": _read_mnist, "omniglot": _read_omniglot,
 }  # fmt: skip
-"""What reads the files in a folder of the data folder."""
+"""What reads the files of a data set, or those in a folder of the data folder."""
+
+
+def _reader(file: DataFile) -> Callable[[list[Path]], LabelledImages] | None:
+    """What reads a data set that begins with this file; None where it has no images."""
+    if file.path.suffix == ".npz":
+        return _read_arrays
+    return _READERS.get(file.name, _READERS.get(file.folder))
 
 
 def _archived(archive: Path, *ends: str) -> Iterator[tuple[str, bytes]]:

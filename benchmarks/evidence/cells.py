@@ -21,8 +21,6 @@ from benchmarks.data import load, split
 from benchmarks.evidence.invariances import AffineAugmentation, AveragedNetwork
 from benchmarks.evidence.training import (
     ARCHITECTURES,
-    CLASSES,
-    DATA,
     STRUCTURES,
     Images,
     evidence_of_all,
@@ -33,7 +31,9 @@ from benchmarks.evidence.training import (
     objective,
     outputs_at,
     predictive_scores,
+    recipe_of,
     rotated,
+    train,
     trained,
     trained_online,
 )
@@ -73,7 +73,10 @@ def run_architecture(cell: Cell) -> dict[str, float]:
 
     Args:
         cell: ``data``, ``architecture``, ``precision``, ``num_train``, ``epochs``, ``lr``,
-            ``members`` (networks of the ensemble; 1 for none), ``seed``, ``device``.
+            ``members`` (networks of the ensemble; 1 for none), ``seed``, ``device``. Those of
+            papers have a ``recipe``, the ``structure`` of the curvature and the number of
+            ``draws``; without a ``clml`` by Laplace's method, which keeps what all held-out
+            images are computed from in memory.
 
     Returns:
         Per point, larger is better: ``lml``, ``lml_global`` and ``lml_layer`` (precisions
@@ -90,17 +93,18 @@ def run_architecture(cell: Cell) -> dict[str, float]:
     """
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
     x, y = data.train_x, data.train_y
+    structure = STRUCTURES[cell.get("structure", "kronecker")]
     scores, temperature = _held_out_scores(data, cell)
     # Scores need held-out points, the evidence none: it is of networks trained on all points.
-    whole, ensemble = _trained_ensemble(x, y, cell)
+    whole, ensemble = _trained_ensemble(data, x, y, cell)
     for by in ("network", "layer"):
-        fitted = objective(whole.model.network, len(x), cell["precision"], by)
+        fitted = objective(whole.model.network, len(x), cell["precision"], by, structure)
         fit = fit_hyperparameters(fitted, x, y, steps=100, batch_size=500, progress=False)
         # Before the first step precisions are those of training, whatever their groups.
         scores["lml"] = fit.history[0]
         scores["lml_global" if by == "network" else "lml_layer"] = fit.objective
     model = whole.model.network
-    weights = evidence_of_all(whole, x, y).sample_weights(_TEST_DRAWS)
+    weights = evidence_of_all(whole, x, y).sample_weights(cell.get("draws", _TEST_DRAWS))
     # The Laplace posterior as the held-out points have scaled it.
     weights = rescaled(weights, scores["posterior_scale"], _mode(model))
     scores |= mode_scores(whole, x, y, "train")
@@ -113,35 +117,41 @@ def run_architecture(cell: Cell) -> dict[str, float]:
         tempered = outputs / temperature
         scores |= predictive_scores(whole, tempered, data.test_y, f"{label}_tempered")
     for label, draws in _averaged(whole, (x, y), ensemble, cell).items():
-        outputs = sampled_outputs(model, draws, data.test_x)
+        outputs = sampled_outputs(model, draws, [(data.test_x,)])
         scores |= predictive_scores(whole, outputs, data.test_y, label)
-    start = _started(cell, x)
+    start = _started(cell, data)
+    scores["parameters"] = float(sum(p.numel() for p in start.parameters()))
+    if "recipe" in cell and not recipe_of(cell).every:
+        return scores  # no precision is learned in training
     online = trained_online(start, x, y, cell, "layer")
     return {
         **scores,
         "lml_online": float(evidence_of_all(online, x, y)().detach()),
         **mode_scores(online, data.test_x, data.test_y, "online"),
-        "parameters": float(sum(p.numel() for p in start.parameters())),
     }
 
 
-def _trained_ensemble(x: Tensor, y: Tensor, cell: Cell) -> tuple[Any, Weights]:
+def _trained_ensemble(data: Images, x: Tensor, y: Tensor, cell: Cell) -> tuple[Any, Weights]:
     """A network at its mode, and the weights of an ensemble in which it is the first.
 
     Every member has its own start and its own order of the points.
     """
     seeds = [cell["seed"] + _SEED_STEP * member for member in range(cell["members"])]
     cells = [{**cell, "seed": seed} for seed in seeds]
-    members = [trained(_started(member, x), x, y, member) for member in cells]
+    members = [trained(_started(member, data), x, y, member) for member in cells]
     # One tensor a parameter, members along its first axis, as draws of a posterior are.
     weights = torch.func.stack_module_state([member.model.network for member in members])[0]
     return members[0], {name: draws.detach() for name, draws in weights.items()}
 
 
-def _started(cell: Cell, x: Tensor) -> torch.nn.Module:
+def _network(cell: Cell, data: Images) -> torch.nn.Module:
+    x, seed = data.train_x, cell["seed"]
+    return network(cell["architecture"], *x.shape[1:3], data.num_classes, seed).to(x.device)
+
+
+def _started(cell: Cell, data: Images) -> torch.nn.Module:
     """A network for images; its convolutions are up to twice as fast with channels last."""
-    start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(x.device)
-    return start.to(memory_format=torch.channels_last)
+    return _network(cell, data).to(memory_format=torch.channels_last)
 
 
 def _averaged(
@@ -160,35 +170,42 @@ def _held_out_scores(data: Images, cell: Cell) -> tuple[dict[str, float], float]
     first, second = round(0.8 * len(x)), round(0.05 * len(x))
     split = order.to(x.device).split([first, second, len(x) - first - second])
     (seen, seen_y), scaling, held_out = ((x[rows], y[rows]) for rows in split)
-    mll, ensemble = _trained_ensemble(seen, seen_y, cell)
+    mll, ensemble = _trained_ensemble(data, seen, seen_y, cell)
     start = mll.model.network
     # The temperature is fitted to all points that the network has not seen.
     unseen_x, unseen_y = (torch.cat(pair) for pair in zip(scaling, held_out, strict=True))
     temperature = fit_temperature(outputs_at(start, unseen_x), unseen_y)
     evidence = evidence_of_all(mll, seen, seen_y)
-    weights = evidence.sample_weights(_DRAWS)
+    weights = evidence.sample_weights(cell.get("draws", _DRAWS))
+
+    def linear_outputs(draws: Weights, points: Tensor) -> Tensor:
+        return linearized_outputs(start, draws, [(points,)])  # some at a time
+
     with warnings.catch_warnings():  # the number of effective draws is in the results
         warnings.filterwarnings("ignore", ".* draws have nearly all the weight")
         estimate = estimate_conditional_log_density(
-            mll.likelihood, partial(linearized_outputs, start),
-            weights, held_out, scaling=scaling, center=_mode(start), scale_by="accuracy",
+            mll.likelihood, linear_outputs, weights, held_out, scaling=scaling,
+            center=_mode(start), scale_by="accuracy",
         )  # fmt: skip
-    # At the scale that the draws were given, so that both are of one posterior.
-    clml = laplace_conditional_log_density(evidence, held_out, scale=estimate.scale)
-    sampled_clml: dict[str, float] = {}
+    # Before Langevin dynamics, which leave the network at their last weights.
+    validation = mode_scores(mll, *held_out, "held_out")["log_density_held_out"]
+    clmls: dict[str, float] = {}
+    if "recipe" not in cell:
+        # At the scale that the draws were given, so that both are of one posterior.
+        clml = laplace_conditional_log_density(evidence, held_out, scale=estimate.scale)
+        clmls["clml"] = clml / estimate.num_held_out
     for name, draws in _averaged(mll, (seen, seen_y), ensemble, cell).items():
-        outputs = sampled_outputs(start, draws, held_out[0])
+        outputs = sampled_outputs(start, draws, [(held_out[0],)])
         joint = joint_log_density(mll.likelihood, outputs, held_out[1])
-        sampled_clml[f"clml_{name}"] = joint.value / estimate.num_held_out
+        clmls[f"clml_{name}"] = joint.value / estimate.num_held_out
     scores = {
-        **sampled_clml,
-        "clml": clml / estimate.num_held_out,
+        **clmls,
         "clml_sampled": estimate.joint.value / estimate.num_held_out,
         "clml_draws": estimate.joint.effective_draws,
         "clml_marginal": estimate.marginal,
         "posterior_scale": estimate.scale,
         "posterior_at_edge": float(estimate.scale_at_edge),
-        "validation": mode_scores(mll, *held_out, "held_out")["log_density_held_out"],
+        "validation": validation,
     }
     return scores, temperature
 
@@ -220,7 +237,7 @@ def run_size(cell: Cell) -> dict[str, float]:
     data = images(cell["data"], cell["num_pool"], cell["seed"], cell["device"])
     n = cell["num_train"]
     x, y = data.train_x[:n], data.train_y[:n]
-    start = _started(cell, x)
+    start = _started(cell, data)
     # As many steps with few points as with many.
     epochs = max(1, cell["steps"] * 100 // max(n, 100))
     mll = trained(start, x, y, {**cell, "epochs": epochs})
@@ -265,7 +282,7 @@ def run_estimator(cell: Cell) -> dict[str, float]:
     """
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
     x, y = data.train_x, data.train_y
-    start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(x.device)
+    start = _network(cell, data)
     trained(start, x, y, cell)
     mll = objective(
         start, len(x), cell["precision"], "layer", STRUCTURES[cell["structure"]],
@@ -362,7 +379,7 @@ def run_search(cell: Cell) -> dict[str, float]:
     """
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
     x, y = data.train_x, data.train_y
-    start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(x.device)
+    start = _network(cell, data)
     if cell["by"] == "grid":
         mll = trained(start, x, y, cell)
     else:
@@ -397,7 +414,7 @@ def run_invariance(cell: Cell) -> dict[str, float]:
     x = rotated(data.train_x, largest, cell["seed"])
     # Test images are turned by other angles of the same range.
     test_x = rotated(data.test_x, largest, cell["seed"] + 1)
-    plain = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(cell["device"])
+    plain = _network(cell, data)
     if cell["invariance"] == "none":
         mll = trained(plain, x, data.train_y, cell)
         return mode_scores(mll, test_x, data.test_y, "map")
@@ -414,13 +431,89 @@ def run_invariance(cell: Cell) -> dict[str, float]:
     averaged.eval()
     # Testing averages over more versions: no gradient has to be kept.
     augmentation.samples = _TEST_SAMPLES
-    with torch.no_grad():
-        outputs = torch.cat([averaged(augmentation(some)) for some in test_x.split(100)])
+    outputs = _augmented_outputs(mll, test_x)
     return {
         "rotation": math.degrees(augmentation.ranges()["rotation"]),
         "evidence": fit.objective,
         "best_epoch": float(fit.best),
         **predictive_scores(mll, outputs.unsqueeze(0), data.test_y, "map"),
+    }
+
+
+@torch.no_grad()
+def _augmented_outputs(mll: LaplaceMarginalLogLikelihood, x: Tensor) -> Tensor:
+    """Outputs at images, or their mean over versions of each where the model has them."""
+    return torch.cat([mll.model(some).mean for some in x.split(100)])
+
+
+LEARNED_BY: Mapping[str, tuple[str, str, int | None, str]] = {
+    "none": ("kronecker", "ggn", None, "all"),
+    "diagonal-EF": ("diagonal", "ef", None, "all"),
+    "KFAC-N-C": ("kronecker", "ggn", None, "all"),
+    "KFAC-N-1": ("kronecker", "ggn", None, "single"),
+    "KFAC-500-C": ("kronecker", "ggn", 500, "all"),
+    **{
+        f"{name}-{size}-1": (structure, "ggn", size, "single")
+        for name, structure in (("KFAC", "kronecker"), ("NTK", "kernel"))
+        for size in (150, 400, 500)
+    },
+}
+"""Structure, Hessian, points (None: all) and outputs of the evidence, by the papers' names.
+
+``"none"`` learns nothing."""
+
+_RANGES: Mapping[str, float] = dict.fromkeys(
+    ("translation_x", "translation_y", "rotation", "scale", "stretch", "shear"), 0.1
+)
+
+
+def run_learned(cell: Cell) -> dict[str, float]:
+    """A network whose precisions, or invariances too, are learned in training by an estimate.
+
+    Args:
+        cell: ``data``, ``architecture``, ``precision`` (the start; one a layer), ``recipe``,
+            ``estimate`` (one of :data:`LEARNED_BY`), ``samples`` (versions of each image, whose
+            six affine ranges are learned; 0: none), ``num_train``, ``epochs``, ``seed``,
+            ``device``.
+
+    Returns:
+        ``evidence`` in nats a point, by that estimate, the mean over at most ten batches where it
+        is of some points; accuracy, log density and calibration error at test points;
+        ``range_`` of each transformation; ``seconds_hyper``, processor time of a step on
+        hyperparameters, the median.
+    """
+    data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
+    x, y, seed = data.train_x, data.train_y, cell["seed"]
+    structure, hessian, size, outputs = LEARNED_BY[cell["estimate"]]
+    recipe, start, augmentation = recipe_of(cell), _started(cell, data), None
+    if cell["samples"]:
+        start = AveragedNetwork(start)
+        augmentation = AffineAugmentation(_RANGES, cell["samples"], seed).to(cell["device"])
+        # Versions of an image share weights, and their gradients add up.
+        structure = "kronecker-reduce" if structure == "kronecker" else structure
+    mll = objective(
+        start, len(x), cell["precision"], "layer", STRUCTURES[structure], augmentation,
+        hessian=hessian, outputs=outputs, seed=seed, temperature=recipe.temperature,
+    )  # fmt: skip
+    if cell["estimate"] == "none":
+        recipe = recipe._replace(every=0)
+    seconds = train(mll, x, y, recipe, cell["epochs"], seed, size)
+    with torch.no_grad():
+        if size is None:
+            evidence = float(evidence_of_all(mll, x, y)())
+        else:
+            generator = torch.Generator().manual_seed(seed)
+            batches = partition_at_random(len(x), min(size, len(x)), generator)[:_MOST_BATCHES]
+            values = [float(mll.evidence_of(x[rows], y[rows])()) for rows in batches]
+            evidence = float(np.average(values, weights=[len(rows) for rows in batches]))
+    ranges = augmentation.ranges() if augmentation else {}
+    outputs_of_tests = _augmented_outputs(mll, data.test_x).unsqueeze(0)
+    return {
+        "evidence": evidence,
+        "parameters": float(sum(p.numel() for p in start.parameters())),
+        **{f"range_{name}": value for name, value in ranges.items()},
+        **({"seconds_hyper": float(np.median(seconds))} if seconds else {}),
+        **predictive_scores(mll, outputs_of_tests, data.test_y, "map"),
     }
 
 
@@ -433,8 +526,10 @@ _PRECISIONS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 class Settings:
     """What a study is run with; epochs are steps of at most 100 images in ``training-speed``.
 
-    Only ``architectures`` has ensembles, of so many members, and takes another learning rate
-    than that of the network's family.
+    Ensembles, of so many members, are those of ``architectures`` and of Lotfi et al. (2022), and
+    with the studies of papers they alone take another learning rate than their own. A study of a
+    paper has the ``kind`` of its cells, a ``recipe`` of training, and ``ways``: further settings
+    of a cell, each for every network.
     """
 
     data: str = "digits"
@@ -446,7 +541,99 @@ class Settings:
     members: int = 5
     lr: float | None = None
     device: str = "cpu"
+    kind: str = ""
+    recipe: str = ""
+    ways: tuple[Mapping[str, Any], ...] = ()
 
+
+def _grid(names: str, first: Sequence[int], second: Sequence[int]) -> tuple[str, ...]:
+    return tuple(names.format(*sizes) for sizes in itertools.product(first, second))
+
+
+def _estimates(*names: str, **others: Any) -> tuple[Mapping[str, Any], ...]:
+    return tuple({"samples": 0, "estimate": name, **others} for name in names)
+
+
+_WIDTHS = (2, 4, 8, 16, 32, 64)
+_CONVNETS = _grid("convnet-{}x{}", _WIDTHS[:5], (3, 4, 5))
+_RESNETS = _grid("resnet-{}-{}", (8, 20, 32, 56, 110), _WIDTHS)
+_DECAY = 5e-4  # weight decay, the prior precision of a point
+_CURVE = {
+    250: (900, 32), 500: (900, 32), 1000: (900, 32), 2000: (600, 64), 5000: (600, 64),
+    10_000: (300, 128), 20_000: (300, 128), 45_000: (300, 128),
+}  # fmt: skip
+"""Epochs and batches by the number of images (Lotfi et al. 2022, Table 2)."""
+
+_lotfi = partial(
+    Settings, num_train=50_000, epochs=250, seeds=1, members=1, kind="architectures",
+    recipe="lotfi-2022", ways=({"structure": "kronecker", "draws": 20},),
+)  # fmt: skip
+_immer_2021 = partial(
+    Settings, num_train=60_000, epochs=300, seeds=5, kind="learned", recipe="immer-2021",
+    ways=_estimates("KFAC-N-C", "diagonal-EF"),
+)  # fmt: skip
+_immer_2023 = partial(Settings, "cifar10", num_train=50_000, epochs=200, kind="learned")
+
+_PAPERS: Mapping[str, Settings] = {
+    # Figures 5 to 7 and 12 to 21. Which 25 networks is not stated; the text has ResNets of 20 to
+    # 101 layers for CIFAR-100, of which three stages of equal depth give 98.
+    "lotfi-2022-cifar10": _lotfi(
+        "cifar10", (*_CONVNETS, *_grid("resnet-{}-{}", (8, 14, 20, 26, 32), (16, 48))),
+        (1e2, 1e-1, 1e-2, 1e-4),
+    ),
+    "lotfi-2022-cifar100": _lotfi(
+        "cifar100", (*_CONVNETS, *_grid("resnet-{}-{}", (20, 32, 44, 62, 98), (32, 64))),
+        (1e2, 1e-1, 1e-2, 1e-3, 1e-4, 1e-6),
+    ),
+    # Figure 10. The prior precision is that of the weight decay: the text has no other.
+    "lotfi-2022-curves": _lotfi(
+        "cifar10", ("resnet18", "vgg19", "googlenet", "densenet121"), num_train=45_000,
+        kind="curves", recipe="lotfi-2022-curves",
+        ways=tuple(
+            {"structure": "diagonal", "draws": 20, "decay": _DECAY, "num_train": n,
+             "epochs": epochs, "batch_size": batch_size}
+            for n, (epochs, batch_size) in _CURVE.items()
+        ),
+    ),
+    # Table 2 and Figures 2, 6 and 7; sizes of the networks within the ranges that they name.
+    "immer-2021-mnist": _immer_2021("mnist", ("mlp-256x2", "cnn-16x3")),
+    "immer-2021-fashion": _immer_2021(
+        "fashion",
+        (*_grid("mlp-{}x{}", (8, 16, 32, 64, 128, 256), (1, 2, 3, 4)),
+         *_grid("cnn-{}x{}", _WIDTHS, (1, 2, 3))),
+    ),
+    "immer-2021-cifar10": _immer_2021(
+        "cifar10", (*_grid("cnn-{}x{}", _WIDTHS, (1, 3)), *_RESNETS), num_train=50_000
+    ),
+    "immer-2021-cifar100": _immer_2021("cifar100", _RESNETS, num_train=50_000),
+    # Figure 5, without the images of SVHN.
+    "immer-2021-augmentation": _immer_2021(
+        "cifar10", ("resnet-20-16",), num_train=50_000,
+        ways=(*_estimates("diagonal-EF"), *_estimates("diagonal-EF", recipe="immer-2021-crops")),
+    ),
+    # Table 1; the weight decay of the baseline, the start of the precisions and the three seeds
+    # are our choice. --data cifar100 has its other half, where KFAC-500-C has all 100 outputs.
+    "immer-2023-precision": _immer_2023(
+        ("wrn-16-4",), epochs=300, recipe="immer-2023",
+        ways=(*_estimates("none", decay=_DECAY),
+              *_estimates("NTK-500-1", "KFAC-500-1", "KFAC-500-C", "KFAC-N-1", "KFAC-N-C")),
+    ),
+    # KFAC of all points is left out: its gradient in the ranges takes memory for all versions.
+    "immer-2023-invariance": _immer_2023(
+        ("wrn-16-4",), recipe="immer-2023-invariance",
+        ways=_estimates("NTK-150-1", "KFAC-150-1", samples=20),
+    ),
+    # Figures 7 and 14 to 16; the depth and width of the network and the sizes are our choice.
+    "immer-2023-subsets": _immer_2023(
+        ("resnet-8-16",), recipe="immer-2023-subsets",
+        ways=tuple(
+            {"num_train": n, **way}
+            for n in (1000, 5000, 10_000, 20_000, 50_000)
+            for way in _estimates("NTK-400-1", "KFAC-400-1", samples=20)
+        ),
+    ),
+}  # fmt: skip
+"""Studies at the settings of papers, for those with their data and a GPU."""
 
 STUDIES: Mapping[str, Settings] = {
     "architectures": Settings(precisions=(100.0, 0.1, 0.001), epochs=100),
@@ -456,8 +643,9 @@ STUDIES: Mapping[str, Settings] = {
     "training-speed": Settings(
         architectures=SIX, precisions=(0.1,), num_train=max(_SIZES), epochs=500
     ),
+    **_PAPERS,
 }
-"""The studies with their usual settings, which end in under 30 minutes on two cores each."""
+"""The studies with their usual settings; but for those of papers they take minutes to hours."""
 
 
 def make_grid(study: str, **given: Any) -> list[dict[str, Any]]:
@@ -481,9 +669,15 @@ def make_grid(study: str, **given: Any) -> list[dict[str, Any]]:
         check_positive(precisions=precision)
     check_device(settings.device)
     # Errors of data and of names of networks come before any cell is computed.
-    channels = images(settings.data, settings.num_train, 0).train_x.shape[1]
+    data = images(settings.data, settings.num_train, 0)
     for name in settings.architectures:
-        network(name, channels, DATA[settings.data][2], CLASSES, 0)
+        network(name, *data.train_x.shape[1:3], data.num_classes, 0)
+    if settings.kind:
+        # What is given replaces what the ways of a paper have of their own.
+        own = {"epochs": "epochs", "precisions": "decay"}
+        replaced = {own[name] for name in chosen if name in own}
+        kept = ({k: v for k, v in way.items() if k not in replaced} for way in settings.ways)
+        return list(_paper(replace(settings, ways=tuple(kept))))
     return list(_CELLS[study](settings))
 
 
@@ -556,6 +750,22 @@ def _training_speed(settings: Settings):
         }  # fmt: skip
 
 
+def _paper(settings: Settings):
+    """Cells of a study of a paper; of more images than there shall be only the fewest, cut."""
+    most = settings.num_train
+    fewest = min(way.get("num_train", most) for way in settings.ways)
+    ways = [way for way in settings.ways if way.get("num_train", most) <= max(most, fewest)]
+    others: dict[str, Any] = {} if settings.lr is None else {"lr": settings.lr}
+    if settings.kind != "learned":
+        others["members"] = settings.members
+    for cell, way in _networks(settings, settings.kind, ways):
+        cell = {**cell, "recipe": settings.recipe, **others, **way}
+        cell["num_train"] = min(cell["num_train"], most)
+        if "decay" in cell:
+            cell["precision"] = cell.pop("decay") * cell["num_train"]
+        yield cell
+
+
 _CELLS = {
     "architectures": _architectures, "bounds": _bounds, "invariance": _invariance,
     "online": _online, "training-speed": _training_speed,
@@ -564,7 +774,9 @@ _CELLS = {
 _FUNCTIONS: Mapping[str, Callable[[Cell], dict[str, float]]] = {
     "architectures": run_architecture,
     "bounds": run_estimator,
+    "curves": run_architecture,
     "invariance": run_invariance,
+    "learned": run_learned,
     "online-regression": run_regression,
     "online-search": run_search,
     "training-speed": run_size,

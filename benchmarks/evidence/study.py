@@ -28,6 +28,7 @@ from benchmarks.evidence.ledger.page import (
 )
 from benchmarks.evidence.ledger.perturbed import run_perturbed
 from benchmarks.evidence.ledger.uci_networks import PUBLISHED
+from benchmarks.evidence.training import DATA
 from benchmarks.runner import load_results
 from benchmarks.study import Study, Sweep
 from gpclml.errors import ArgumentError
@@ -43,7 +44,8 @@ _REACHED = (
     "log_density_map_tempered", "log_density_bma_tempered", "log_density_sgld",
     "log_density_ensemble", "log_density_online",
 )  # fmt: skip
-_GROUPS = {"all": ("mlp", "cnn", "resnet"), "mlp": ("mlp",), "cnn, resnet": ("cnn", "resnet")}
+_CONVOLUTIONAL = ("cnn", "convnet", "resnet", "wrn")
+_GROUPS = {"all": ("mlp", *_CONVOLUTIONAL), "mlp": ("mlp",), "cnn, resnet": _CONVOLUTIONAL}
 
 
 _AVERAGED = tuple(
@@ -299,6 +301,42 @@ _SECTIONS: tuple[tuple[str, str, str, _Table], ...] = (
             names=("evidence", "accuracy_map", "log_density_map", "calibration_error_map"),
         ),
     ),
+    (
+        "curves",
+        "Learning curves",
+        "Nats a point and shares, mean over seeds ± standard error; `lml` at the precision that is "
+        "the weight decay, `lml_layer` with precisions of layers fitted to it.",
+        partial(
+            _means_and_errors,
+            keys=("data", "architecture", "num_train"),
+            names=(
+                "lml",
+                "lml_layer",
+                "clml_sampled",
+                "clml_marginal",
+                "validation",
+                "log_density_map",
+                "log_density_bma",
+                "accuracy_map",
+            ),
+        ),
+    ),
+    (
+        "learned",
+        "Precisions and invariances that are learned in training",
+        "Mean over seeds ± standard error; `evidence` in nats a point, by the estimate.",
+        partial(
+            _means_and_errors,
+            keys=("recipe", "data", "num_train", "architecture", "estimate"),
+            names=(
+                "evidence",
+                "accuracy_map",
+                "log_density_map",
+                "calibration_error_map",
+                "seconds_hyper",
+            ),
+        ),
+    ),
     ("training-speed", "Against the number of points", "Accuracy, %, mean over seeds.", size_rows),
     (
         "training-speed",
@@ -325,16 +363,19 @@ def _grid(
     study: Annotated[
         str,
         Argument(
-            help="architectures, bounds, invariance, online, training-speed; an experiment of "
-            "the ledger; or ledger for all of those."
+            help=f"{', '.join(STUDIES)}; an experiment of the ledger; or ledger for all of those."
         ),
     ],
     data: Annotated[
-        str | None, Option(help="Images: digits (embedded), mnist-test, cifar10-part.")
+        str | None, Option(help=f"Images: {', '.join(DATA)}; digits are embedded.")
     ] = None,
     architectures: Annotated[
         tuple[str, ...] | None,
-        Option(help="Networks, comma-separated, e.g. mlp-32x2,cnn-8x3,resnet-8x1."),
+        Option(
+            help="Networks, comma-separated: by width x depth mlp-32x2, cnn-8x3, convnet-8x5, "
+            "resnet-8x1; by depth and width resnet-20-16, wrn-16-4; lenet; of torchvision "
+            "resnet18, vgg19, densenet121, googlenet."
+        ),
         names,
     ] = None,
     precisions: Annotated[
@@ -346,13 +387,14 @@ def _grid(
     epochs: Annotated[int | None, Option(min=1, help="Passes over them.")] = None,
     seeds: Annotated[int | None, Option(min=1, help="Number of seeds, 0, 1, ....")] = None,
     members: Annotated[
-        int | None, Option(min=1, help="Networks of an ensemble in architectures; 1: no ensemble.")
+        int | None,
+        Option(min=1, help="Networks of an ensemble in architectures and lotfi-2022; 1: none."),
     ] = None,
     lr: Annotated[
         float | None,
         Option(
-            help="Learning rate at the start of trainings in architectures; .003 for MLPs and "
-            "CNNs, .01 for residual networks, if not given."
+            help="Learning rate at the start of trainings in architectures (.003 for MLPs and "
+            "CNNs, .01 for residual networks, if not given), and in studies of papers."
         ),
     ] = None,
     perturbed: Annotated[
@@ -408,6 +450,9 @@ STUDY = Study(
     "- invariance: a rotation learned from turned images and from upright ones;\n"
     "- online: precisions learned in training beside a grid of them, and UCI networks;\n"
     "- training-speed: architectures against the number of points;\n"
+    "- lotfi-2022, immer-2021 and immer-2023, each with what it is about: the papers' networks at "
+    "their settings, for those with the data and a GPU. docs/reproduce.md says how long they "
+    "take; --num-train, --epochs, --architectures and --seeds shrink them;\n"
     "- ledger, or the name of one of its experiments: claims of papers, one after the other; "
     "they take no options but those of any run. Those of an hour or more run by their names only.",
     reporting="tables of studies; of the ledger its claims.",

@@ -20,7 +20,7 @@ IMAGES = numpy.arange(20 * 28 * 28).reshape(20, 28, 28).astype(numpy.uint8)
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    for name in ("omniglot", "mnist", "emnist", "cub", "mini-imagenet"):
+    for name in ("omniglot", "mnist", "emnist", "cub", "mini-imagenet", "fashion_mnist"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("GPCLML_DATA", str(tmp_path))
     return tmp_path
@@ -39,16 +39,36 @@ def test_an_unknown_name():
     assert "boston" not in image_names()
 
 
-def test_mnist(folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "home", "start"),
+    [("mnist", "mnist", "train"), ("mnist-test", "mnist", "t10k"),
+     ("fashion", "fashion_mnist", "train"), ("fashion-test", "fashion_mnist", "t10k")],
+)  # fmt: skip
+def test_mnist_and_fashion_mnist(folder, monkeypatch, name, home, start):
     for file, body in (("images-idx3", IMAGES), ("labels-idx1", LABELS)):
-        (folder / "mnist" / f"t10k-{file}-ubyte.gz").write_bytes(
+        (folder / home / f"{start}-{file}-ubyte.gz").write_bytes(
             gzip.compress(image_files.idx(body))
         )
-    image_files.register(monkeypatch, folder, ["mnist-test"])
-    data = load_images("mnist-test")
+    image_files.register(monkeypatch, folder, [name])
+    data = load_images(name)
     assert data.images.shape == (20, 1, 28, 28)
     assert torch.equal(data.images[:, 0], torch.tensor(IMAGES))
     assert data.labels.tolist() == LABELS.tolist()
+
+
+@pytest.mark.parametrize(("name", "files"), [("cifar10", 2), ("cifar100", 1)])
+def test_cifar_is_read_from_its_archive(folder, monkeypatch, name, files):
+    labels = [3, 9, 0] if name == "cifar10" else [3, 99, 17]
+    images = torch.tensor(image_files.cifar(monkeypatch, folder, name, labels))
+    train, test = load_images(name), load_images(f"{name}-test")
+    assert torch.equal(test.images, images)
+    assert test.labels.tolist() == labels
+    assert torch.equal(train.images, images.repeat(files, 1, 1, 1))
+    assert train.labels.tolist() == files * labels
+    archive = folder / name / data_files()[name][0].file
+    archive.write_bytes(archive.read_bytes()[:-1])
+    with pytest.raises(DataError, match="corrupt or another version"):
+        load_images(name)
 
 
 def test_emnist_is_upright(folder, monkeypatch):

@@ -34,11 +34,13 @@ from benchmarks.evidence.training import (
     CLASSES,
     STRUCTURES,
     Images,
+    Recipe,
     image_source,
     images,
     objective,
     predictive_scores,
     rotated,
+    train,
 )
 from gpclml.conditioning import partition_at_random, partition_by_class
 from gpclml.curvature import FunctionSpaceCurvature
@@ -591,29 +593,12 @@ def run_affine(cell: Mapping[str, Any]) -> dict[str, Any]:
         network, n, 1.0, "layer", STRUCTURES[structure], augmentation,
         outputs=outputs, seed=seed,
     )  # fmt: skip
-    model = mll.model
-    weights = list(network.parameters())
-    hyper = [
-        model.prior.log_precision, *([] if augmentation is None else augmentation.parameters())
-    ]  # fmt: skip
-    weight_adam, hyper_adam = torch.optim.Adam(weights, lr=3e-3), torch.optim.Adam(hyper, lr=0.1)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(weight_adam, cell["epochs"], 3e-5)
-    generator = torch.Generator().manual_seed(seed)
-    start, times = time.process_time(), []
-    for epoch in range(cell["epochs"]):
-        for rows in partition_at_random(n, min(_BATCH, n), generator):
-            loss = -mll.log_joint(model(data.train_x[rows]), data.train_y[rows])
-            _step(weight_adam, weights, loss)
-        schedule.step()
-        if epoch >= _BURN_IN:
-            # A fresh batch each time, as large as the estimate asks for.
-            rows = partition_at_random(n, min(size or n, n), generator)[0]
-            before = time.process_time()
-            evidence = mll.evidence_of(data.train_x[rows], data.train_y[rows])
-            _step(hyper_adam, hyper, -evidence())
-            times.append(time.process_time() - before)
+    recipe = Recipe(
+        3e-3, "adam", batch_size=_BATCH, falls_to=0.01, every=1, steps=1, burn_in=_BURN_IN + 1
+    )
+    start = time.process_time()
+    times = train(mll, data.train_x, data.train_y, recipe, cell["epochs"], seed, size)
     seconds = time.process_time() - start
-    network.eval()
     if augmentation is not None:
         # More versions at test points, where no gradient is kept.
         augmentation.samples = _FINAL
@@ -625,14 +610,6 @@ def run_affine(cell: Mapping[str, Any]) -> dict[str, Any]:
         "seconds": seconds, "seconds_hyper": float(np.median(times)),
         **predictive_scores(mll, logits.unsqueeze(0), data.test_y[: len(logits)], "map"),
     }  # fmt: skip
-
-
-def _step(optimizer: torch.optim.Optimizer, parameters: list[Any], loss: torch.Tensor) -> None:
-    # Weights and hyperparameters share one graph: each step takes its own gradients alone.
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-    optimizer.step()
 
 
 def _affine_claims(cells: pandas.DataFrame) -> list[Claim]:

@@ -29,6 +29,13 @@ REASONS: Mapping[str, str] = {
 }  # fmt: skip
 """Why something is not tried, and how that is counted."""
 
+
+def _by(study: str, *others: str) -> str:
+    """What computes the figures, for those with their data and a GPU."""
+    also = f" (and {', '.join(others)})" if others else ""
+    return f"; at the paper's settings `python -m benchmarks.evidence run {study}`{also}"
+
+
 OUT_OF_REACH: Mapping[str, tuple[tuple[tuple[str, ...], str, str, str], ...]] = {
     "Lotfi et al. 2022": (
         (_figures(1), "drawing", "an overview of pitfalls", "fourier"),
@@ -36,32 +43,35 @@ OUT_OF_REACH: Mapping[str, tuple[tuple[tuple[str, ...], str, str, str], ...]] = 
          "25 networks on CIFAR-10 and CIFAR-100, 250 epochs each at several precisions: days "
          "of a GPU; CIFAR-100 was not at hand",
          "[architectures](results/README.md), 22 small networks on digits and 15 on part of "
-         "CIFAR-10"),
+         "CIFAR-10" + _by("lotfi-2022-cifar10", "lotfi-2022-cifar100")),
         ((*_figures(10), "Table 1", "Table 2"), "hours",
          "learning curves of DenseNet121, GoogLeNet, VGG19 and ResNet-18 on CIFAR-10: days of "
-         "a GPU", "[training-speed](results/README.md), six architectures on digits"),
+         "a GPU", "[training-speed](results/README.md), six architectures on digits"
+         + _by("lotfi-2022-curves")),
     ),
     "Lyle et al. 2020": (),
     "Harvey and Hughes 2026": (),
     "Immer et al. 2021": (
         (_figures(5, 6), "hours",
-         "residual networks on CIFAR-10 for 300 epochs: days of a core", "evidence-ranking"),
+         "residual networks on CIFAR-10 for 300 epochs: days of a core",
+         "evidence-ranking" + _by("immer-2021-augmentation", "immer-2021-cifar10")),
         (("Table 2",), "hours",
          "networks on CIFAR-10, Fashion-MNIST and MNIST, 300 epochs, five starts: days of a "
-         "core", "evidence-ranking; [online](results/README.md)"),
+         "core", "evidence-ranking; [online](results/README.md)"
+         + _by("immer-2021-mnist", "immer-2021-fashion", "immer-2021-cifar10")),
     ),
     "Immer et al. 2023": (
         (_figures(2), "drawing", "an overview of the bounds", ""),
         (_figures(7, 14, 15, 16), "hours",
          "residual networks on up to 50,000 images of CIFAR-10: days of a GPU",
-         "affine-invariance"),
+         "affine-invariance" + _by("immer-2023-subsets")),
         (_figures(8, 9, 10, 11), "hours",
          "840 trainings of 500 epochs by the authors' scripts: days of a core",
          "evidence-bounds, the same estimates at the end of one training"),
         (("Table 2",), "data", "TinyImageNet was not at hand", ""),
     ),
 }  # fmt: skip
-"""By paper: the items, the reason, what they take, and what there is in their place."""
+"""By paper: the items, the reason, what they take, and what there is in their place or by name."""
 
 CHECKED: Mapping[str, str] = {
     "Lotfi et al. 2022": "data and contents of Figures 2, 3, 4, 8, 9, 11 and 23 with arrays "
