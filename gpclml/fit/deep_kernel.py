@@ -159,12 +159,13 @@ def _deep_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.replace(plain, ard): value for name, value in state.items()}
 
 
-def start_second_part(model: GPRegression, rows: Tensor) -> None:
+def start_second_part(model: GPRegression, rows: Tensor, is_started: bool = False) -> None:
     """Fits everything but network and mixing matrix by L-BFGS on the LML of some rows, in place.
 
     The second part starts with a share of the ARD GP's variance, once with a shorter lengthscale
     and once as an indicator of the values of the one column for which the LML is largest; after a
-    few iterations the better of both goes on. The noise stays above three tenths of what it was.
+    few iterations the better of both goes on. A model that was so started on other rows takes a few
+    iterations from where it is. The noise stays above three tenths of what it was.
     """
     trial = copy.deepcopy(model)
     kernels = cast(DeepKernels, deep_kernels(trial))
@@ -172,26 +173,30 @@ def start_second_part(model: GPRegression, rows: Tensor) -> None:
     x, y = cast(Any, trial.train_inputs)[0], cast(Tensor, trial.train_targets)
     trial.set_train_data(x[rows], y[rows], strict=False)
     with torch.no_grad():
-        # The variance of both together stays.
-        kernels.residual.outputscale = _SHARE / (1 - _SHARE)
-        kernels.whole.outputscale = kernels.whole.outputscale * (1 - _SHARE)
+        if not is_started:
+            # The variance of both together stays.
+            kernels.residual.outputscale = _SHARE / (1 - _SHARE)
+            kernels.whole.outputscale = kernels.whole.outputscale * (1 - _SHARE)
         if isinstance(likelihood, GaussianLikelihood):
             noise = likelihood.noise.clone()
             least = max(_LEAST_NOISE * float(noise), 1e-4)
             likelihood.noise_covar.register_constraint("raw_noise", GreaterThan(least))
             likelihood.noise = noise.clamp_min(1.01 * least)
     mll = ConditionalMarginalLogLikelihood(trial.likelihood, trial, LastPoints(0))
-    # Scales are logarithms of inverse lengthscales.
-    shorter = -(_SHRINK * kernels.ard.lengthscale.detach()).log().flatten()
-    starts = [shorter.expand_as(features.log_scale), _best_indicator(mll, features)]
-    before, trials = copied_state(mll), []
-    for start in starts:
-        mll.load_state_dict(before)
-        with torch.no_grad():
-            features.log_scale.copy_(start)
-        trials.append((_fit(mll, features, _TRIAL_STEPS), copied_state(mll)))
-    mll.load_state_dict(max(trials, key=itemgetter(0))[1])
-    _fit(mll, features, _STEPS)
+    if is_started:
+        _fit(mll, features, _TRIAL_STEPS)
+    else:
+        # Scales are logarithms of inverse lengthscales.
+        shorter = -(_SHRINK * kernels.ard.lengthscale.detach()).log().flatten()
+        starts = [shorter.expand_as(features.log_scale), _best_indicator(mll, features)]
+        before, trials = copied_state(mll), []
+        for start in starts:
+            mll.load_state_dict(before)
+            with torch.no_grad():
+                features.log_scale.copy_(start)
+            trials.append((_fit(mll, features, _TRIAL_STEPS), copied_state(mll)))
+        mll.load_state_dict(max(trials, key=itemgetter(0))[1])
+        _fit(mll, features, _STEPS)
     with torch.no_grad():
         features.log_scale.clamp_(-_LARGEST, _largest(features.log_scale.dtype))
         for ours, fitted in zip(model.parameters(), trial.parameters(), strict=True):
