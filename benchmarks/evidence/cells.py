@@ -526,10 +526,10 @@ _PRECISIONS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 class Settings:
     """What a study is run with; epochs are steps of at most 100 images in ``training-speed``.
 
-    Ensembles, of so many members, are those of ``architectures`` and of Lotfi et al. (2022), and
-    with the studies of papers they alone take another learning rate than their own. A study of a
-    paper has the ``kind`` of its cells, a ``recipe`` of training, and ``ways``: further settings
-    of a cell, each for every network.
+    Only ``architectures`` and the studies of papers take another learning rate than that of the
+    network's family or of the paper; ensembles, of so many members, are of ``architectures`` and of
+    Lotfi et al. (2022). A study of a paper has the ``kind`` of its cells, a ``recipe`` of training,
+    and ``ways``: further settings of a cell, each for every network.
     """
 
     data: str = "digits"
