@@ -674,8 +674,8 @@ def make_grid(study: str, **given: Any) -> list[dict[str, Any]]:
         network(name, *data.train_x.shape[1:3], data.num_classes, 0)
     if settings.kind:
         # What is given replaces what the ways of a paper have of their own.
-        own = {"epochs": "epochs", "precisions": "decay"}
-        replaced = {own[name] for name in chosen if name in own}
+        names_in_ways = {"epochs": "epochs", "precisions": "decay"}
+        replaced = {names_in_ways[name] for name in chosen if name in names_in_ways}
         kept = ({k: v for k, v in way.items() if k not in replaced} for way in settings.ways)
         return list(_paper(replace(settings, ways=tuple(kept))))
     return list(_CELLS[study](settings))

@@ -195,11 +195,11 @@ def network(name: str, channels: int, size: int, outputs: int, seed: int) -> tor
 
 def _parsed(name: str) -> tuple[str, str, int, int]:
     """Family, sign between its numbers, and both of them."""
-    parts = re.fullmatch(r"([a-z]+)-([0-9]+)([x-])([0-9]+)", name)
-    if parts is None or (parts[1], parts[3]) not in _FAMILIES:
+    match = re.fullmatch(r"([a-z]+)-([0-9]+)([x-])([0-9]+)", name)
+    if match is None or (match[1], match[3]) not in _FAMILIES:
         such = "e.g. mlp-32x2, cnn-8x3, convnet-8x5, resnet-8x1, resnet-20-16, wrn-16-4"
         raise ArgumentError("architecture", repr(name), f"{such}, {', '.join(_NAMED)}")
-    family, first, sign, second = parts[1], int(parts[2]), parts[3], int(parts[4])
+    family, first, sign, second = match[1], int(match[2]), match[3], int(match[4])
     if not first or not second:
         raise ArgumentError("architecture", repr(name), "a width and a depth of at least 1")
     least = {"resnet": 2, "wrn": 4}.get(family, 0)

@@ -168,10 +168,10 @@ def test_blocks_of_layers_and_eigenvalues_from_inner_products():
     mlls = [classifier(network.double(), 3, 2.0, "network", each) for each in structures]
     kernel, blocks = (mll.evidence_of(data.train_x.double(), data.train_y) for mll in mlls)
     with torch.no_grad():
-        by_layer = evidence_bounds._by_layer(kernel)
-        assert float(by_layer()) == pytest.approx(float(blocks()))
+        layered = evidence_bounds._layered(kernel)
+        assert float(layered()) == pytest.approx(float(blocks()))
         assert float(kernel()) > float(blocks())
-        for evidence in (kernel, by_layer):
+        for evidence in (kernel, layered):
             spectral = evidence_bounds._spectral(evidence)
             for precision in (1e-4, 1.0, 1e4):
                 mlls[0].model.prior.log_precision.fill_(math.log(precision))

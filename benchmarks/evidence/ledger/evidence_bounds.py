@@ -196,11 +196,11 @@ def run_bounds(cell: Mapping[str, Any]) -> dict[str, Any]:
             # The first angle pays for what is compiled or cached: the least counts.
             taken = (time.process_time() - start) / len(batches)
             seconds[name] = min(seconds.get(name, math.inf), taken)
-            by_name = {name: evidences}
+            variants = {name: evidences}
             if name.startswith("kernel") and name.endswith("random, all"):
                 # With a block for each layer: from what the whole batch has computed.
-                by_name[name.replace("kernel", "block")] = [_by_layer(each) for each in evidences]
-            for shown, several in by_name.items():
+                variants[name.replace("kernel", "block")] = [_layered(each) for each in evidences]
+            for shown, several in variants.items():
                 if structure == "kernel" and not turned:
                     several = [_spectral(each) for each in several]
                 values = curves.setdefault(shown, [])
@@ -258,12 +258,12 @@ class _Spectrum:
         return (scale * self.eigenvalues / precision).log1p().sum()
 
 
-def _by_layer(evidence: LaplaceEvidence) -> LaplaceEvidence:
+def _layered(evidence: LaplaceEvidence) -> LaplaceEvidence:
     """The evidence with a block for each layer, from the inner products of the full one."""
     layers: dict[str, dict[str, Tensor]] = {}
     for name, gram in evidence.curvature.grams.items():
         layers.setdefault(name.rpartition(".")[0], {})[name] = gram
-    return _with_curvature(evidence, _Blocks([FunctionSpaceCurvature(g) for g in layers.values()]))
+    return _replaced(evidence, _Blocks([FunctionSpaceCurvature(g) for g in layers.values()]))
 
 
 def _spectral(evidence: LaplaceEvidence) -> LaplaceEvidence:
@@ -282,10 +282,10 @@ def _spectral(evidence: LaplaceEvidence) -> LaplaceEvidence:
             basis = torch.linalg.qr(kernel @ drawn)[0]
             kernel = basis.mT @ kernel @ basis
         values.append(torch.linalg.eigvalsh(kernel).clamp_min(0))
-    return _with_curvature(evidence, _Spectrum(torch.cat(values)))
+    return _replaced(evidence, _Spectrum(torch.cat(values)))
 
 
-def _with_curvature(evidence: LaplaceEvidence, curvature: Any) -> LaplaceEvidence:
+def _replaced(evidence: LaplaceEvidence, curvature: Any) -> LaplaceEvidence:
     other = copy.copy(evidence)
     other.curvature = curvature
     return other
@@ -519,8 +519,8 @@ def _bounds_settings(*sweeps: str) -> dict[str, Any]:
     """Settings of the authors' scripts for these sweeps."""
     several = [each for each in (_BY_PRECISION, _BY_ROTATION) if each["sweep"] in sweeps]
     names = ("every", "hyper_steps", "hyper_lr")
-    by_sweep = {name: tuple(sorted({each[name] for each in several})) for name in names}
-    single = {name: value[0] if len(value) == 1 else value for name, value in by_sweep.items()}
+    values = {name: sorted({each[name] for each in several}) for name in names}
+    single = {name: v[0] if len(v) == 1 else tuple(v) for name, v in values.items()}
     samples = {"samples": 30} if "rotation" in sweeps else {}
     return {
         "data": "mnist-test", "seeds": AtLeast(3), **_AT_SIZE, **single, **samples,
