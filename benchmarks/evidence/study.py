@@ -222,6 +222,11 @@ def _means_and_errors(
 
 
 _Table = Callable[[pandas.DataFrame], pandas.DataFrame]
+_LEARNED_SCORES = "evidence", "accuracy_map", "log_density_map", "calibration_error_map"
+_CURVE_SCORES = (
+    "lml", "lml_layer", "clml_sampled", "clml_marginal", "validation", "log_density_map",
+    "log_density_bma", "accuracy_map",
+)  # fmt: skip
 
 _SECTIONS: tuple[tuple[str, str, str, _Table], ...] = (
     (
@@ -298,7 +303,7 @@ _SECTIONS: tuple[tuple[str, str, str, _Table], ...] = (
         partial(
             _means_and_errors,
             keys=("data", "architecture", "by", "precision"),
-            names=("evidence", "accuracy_map", "log_density_map", "calibration_error_map"),
+            names=_LEARNED_SCORES,
         ),
     ),
     (
@@ -309,16 +314,7 @@ _SECTIONS: tuple[tuple[str, str, str, _Table], ...] = (
         partial(
             _means_and_errors,
             keys=("data", "architecture", "num_train"),
-            names=(
-                "lml",
-                "lml_layer",
-                "clml_sampled",
-                "clml_marginal",
-                "validation",
-                "log_density_map",
-                "log_density_bma",
-                "accuracy_map",
-            ),
+            names=_CURVE_SCORES,
         ),
     ),
     (
@@ -328,13 +324,7 @@ _SECTIONS: tuple[tuple[str, str, str, _Table], ...] = (
         partial(
             _means_and_errors,
             keys=("recipe", "data", "num_train", "architecture", "estimate"),
-            names=(
-                "evidence",
-                "accuracy_map",
-                "log_density_map",
-                "calibration_error_map",
-                "seconds_hyper",
-            ),
+            names=(*_LEARNED_SCORES, "seconds_hyper"),
         ),
     ),
     ("training-speed", "Against the number of points", "Accuracy, %, mean over seeds.", size_rows),

@@ -69,13 +69,9 @@ _ESTIMATORS = (
 
 # Of the authors' scripts: 100 precisions or angles, each estimated for a network trained so.
 _AT_SIZE = {
-    "epochs": 100,
-    "num_train": 1000,
-    "values": 100,
-    "batch_size": 250,
-    "lr": 1e-3,
+    "epochs": 100, "num_train": 1000, "values": 100, "batch_size": 250, "lr": 1e-3,
     "final_lr": 1e-4,
-}
+}  # fmt: skip
 _BY_PRECISION = {"sweep": "precision", "every": 5, "hyper_steps": 10, "hyper_lr": 0.1}
 _BY_ROTATION = {"sweep": "rotation", "every": 1, "hyper_steps": 2, "hyper_lr": 0.05}
 
@@ -267,7 +263,7 @@ def _layered(evidence: LaplaceEvidence) -> LaplaceEvidence:
 
 
 def _spectral(evidence: LaplaceEvidence) -> LaplaceEvidence:
-    """The same evidence, whose value at another precision takes no factor."""
+    """The same evidence by eigenvalues: its value at another precision needs no factorization."""
     curvature: Any = evidence.curvature
     several = curvature.curvatures if isinstance(curvature, _Blocks) else [curvature]
     weights = dict(evidence.mll.model.network.named_parameters())

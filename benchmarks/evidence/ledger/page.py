@@ -116,7 +116,10 @@ def ledger_cells(path: str | os.PathLike[str]) -> dict[str, Cells]:
     rows = _read_rows(path)[0] if is_rows(path) else load_rows(path)
     seeds = {row["configuration"].get("perturbed") for row in rows if _is_tried(row)}
     if len(seeds) > 1:
-        raise DataError(f"{path}: starts of several kinds, perturbed by {sorted(map(str, seeds))}.")
+        raise DataError(
+            f"{path}: rows with and without perturbed starts, or of several seeds. Keep each in a "
+            "results file of its own."
+        )
     rows_by_name = {
         name: [row for row in rows if row["configuration"].get("experiment") == name]
         for name in EXPERIMENTS
@@ -146,7 +149,7 @@ def _is_tried(row: Mapping[str, Any]) -> bool:
 
 
 def _without_data(cell: Mapping[str, Any]) -> str:
-    """A configuration as text; which data there are differs with the machine, starts on purpose."""
+    """A configuration as text, but for the data, which differ with the machine, and the starts."""
     kept = {name: value for name, value in cell.items() if name not in ("data", "perturbed")}
     return canonical_json(kept)
 
