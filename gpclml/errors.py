@@ -70,7 +70,7 @@ class MissingError(UnsupportedError, AttributeError):
 
 
 class NotConvergedError(ArgumentError, NanError):
-    """An iterative solver did not reach its tolerance.
+    """An iterative solver did not reach its tolerance, or an approximation fails.
 
     It is also a ``linear_operator`` ``NanError`` and so a ``RuntimeError``: a line search steps
     back from hyperparameters whose covariance cannot be solved with, and goes on.

@@ -237,6 +237,10 @@ class TargetDensity:
             expected = _SUPPORTS.get(type(distribution), f"values of {support}")
             raise ArgumentError(name, got, f"{expected}, which {kind} takes")
 
+    def is_discrete(self, f: Tensor) -> bool:
+        """Whether targets of latent values have probabilities, and not densities."""
+        return isinstance(self._distribution(f), tuple(_SUPPORTS))
+
     def _distribution(self, f: Tensor) -> Distribution:
         distribution = self.likelihood(f)
         # Values are checked at the door; where a search goes, they need not be finite.

@@ -68,6 +68,7 @@ _MOST_STEPS = 100  # of Newton's method, which takes about five
 # Twice the gain that Newton's method expects of a step, in nats, after which it ends: the error of
 # the mode is then squared once more. Other steps gain a constant share of what is left.
 _LAST_GAIN, _LAST_SLOW_GAIN = 1e-12, 1e-20
+_LOST_GAIN = 1e-3  # after the last step: rounding leaves less
 _MATRICES = 9  # n x n at the peak of an evaluation with its gradient
 _MOST_SWEEPS, _LEAST_CHANGE, _ROUNDED_CHANGE = 500, 1e-8, 1e-6  # of expectation propagation
 _LAST_SITES, _RIDGE = 5, 1e-12
@@ -79,8 +80,11 @@ _SHORTEST = 1e-8  # share of a step that is tried before a mode is given up
 Approximation = Literal["laplace", "ep"]
 """Laplace's approximation, or expectation propagation."""
 
-Starts = dict[tuple[str | int, ...], tuple[Tensor, ...]]
-"""Modes or sites that were found before, by approximation and shape of targets, to start from."""
+Start = tuple[Tensor, Tensor]
+"""Precisions and shifts of :class:`Sites`, ``(*batch, n)``, that a search starts from."""
+
+Starts = dict[tuple[str | int, ...], Start]
+"""Those that were found before, by approximation and shape of targets."""
 
 
 class _Curvature:
@@ -172,6 +176,11 @@ def _times(matrix: Tensor, vector: Tensor) -> Tensor:
     return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
 
 
+def _weights(K: Tensor, curvature: _Curvature, shift: Tensor) -> Tensor:
+    """K⁻¹ times the mean, less the prior's, of the normal whose sites have this curvature."""
+    return shift - curvature.times_r(K @ shift.unsqueeze(-1)).squeeze(-1)
+
+
 @dataclass(frozen=True, eq=False)
 class _Approximated:
     """A normal approximation of latent values given targets, which predicts others; in float64.
@@ -224,13 +233,8 @@ class Mode(_Approximated):
         return torch.where(self.curvature.is_definite, value, torch.nan)
 
     @property
-    def start(self) -> tuple[Tensor, ...]:
-        """What the search for a similar mode starts from."""
-        return (self.weights,)
-
-    @property
-    def sites(self) -> tuple[Tensor, Tensor]:
-        """Precisions and shifts of :class:`Sites` under which the posterior is this one."""
+    def start(self) -> Start:
+        """The sites under which the posterior is this one."""
         precision = -self.at.second
         return precision, self.at.first + precision * (self.latent - self.mean)
 
@@ -245,8 +249,8 @@ class Mode(_Approximated):
         implicit = slope - _times(R, _times(K, slope))  # (I + W K)⁻¹ times it
         a = self.weights
         left = 0.5 * a + implicit
-        outer = left.unsqueeze(-1) * a.unsqueeze(-2)
-        grad_matrix = 0.5 * (outer + outer.mT - R)
+        outer = torch.stack([0.5 * left, 0.5 * a], -1) @ torch.stack([a, left], -2)
+        grad_matrix = outer.sub_(R, alpha=0.5)
         target_weights = torch.ones_like(a), _times(K, implicit), 0.5 * variance
         return grad_matrix, a + implicit, target_weights
 
@@ -263,13 +267,15 @@ def find_mode(
     density: TargetDensity,
     targets: Tensor,
     observed: Tensor | None = None,
-    start: Tensor | None = None,
+    start: Start | None = None,
 ) -> Mode:
     """The mode by Newton's method, with steps halved until the log density rises.
 
     K is the prior covariance, ``(*batch, n, n)``, float64 without a graph; targets that are not
-    observed do not count; the search starts from the weights a of ``start`` where that is better
-    than from the prior mean. A NonFiniteError or NotPSDError says that K cannot be factored.
+    observed do not count; the search starts from the mean under the sites of ``start`` where that
+    is better than the prior mean. A NonFiniteError or NotPSDError says that K cannot be factored,
+    a NotConvergedError that the mode is not found, as where scales are so large that the latent
+    values lose their digits.
     """
     batch = torch.broadcast_shapes(K.shape[:-2], mean.shape[:-1], targets.shape[:-1])
     mean = mean.expand(*batch, mean.shape[-1])
@@ -282,15 +288,18 @@ def find_mode(
 
     a, f = torch.zeros_like(mean), mean
     value, at = log_joint(a, f)
-    if start is not None and start.shape == a.shape:
-        started = mean + _times(K, start)
-        better = (log_joint(start, started)[0] > value).unsqueeze(-1)
-        a, f = torch.where(better, start, a), torch.where(better, started, f)
+    if start is not None and start[0].shape == a.shape:
+        precision, shift = start
+        # The step that Newton's method takes from where the sites were found.
+        ahead = _weights(K, _Curvature(K, precision, density.is_log_concave), shift)
+        started = mean + _times(K, ahead)
+        better = (log_joint(ahead, started)[0] > value).unsqueeze(-1)
+        a, f = torch.where(better, ahead, a), torch.where(better, started, f)
         value, at = log_joint(a, f)
     curvature = _Curvature(K, -at.second, density.is_log_concave)
     for _ in range(_MOST_STEPS):
         b = curvature.curvature * (f - mean) + at.first
-        ahead = b - curvature.times_r(K @ b.unsqueeze(-1)).squeeze(-1)
+        ahead = _weights(K, curvature, b)
         moved = _times(K, ahead - a)  # of the latent values
         gain = ((at.first - a) * moved).sum(-1)  # to first order
         step = torch.ones_like(value).unsqueeze(-1)
@@ -315,6 +324,12 @@ def find_mode(
         # NaN and steps that rounding ends count as the last.
         if not bool((gains & (step.squeeze(-1) >= _SHORTEST)).any()):
             break
+    if bool((gain > _LOST_GAIN).any()):
+        suggestion = "Give scales a prior, or start from smaller ones."
+        raise NotConvergedError(
+            "model", f"{float(gain.max()):.1g} nats below it in {_MOST_STEPS} steps",
+            "a mode of the latent values", suggestion,
+        )  # fmt: skip
     return Mode(f, a, mean, curvature, at)
 
 
@@ -348,8 +363,8 @@ class Sites(_Approximated):
         return (sites + 0.5 * whole).sum(-1) - 0.5 * self.curvature.log_det
 
     @property
-    def start(self) -> tuple[Tensor, ...]:
-        """What the search for similar sites starts from."""
+    def start(self) -> Start:
+        """The sites."""
         return self.precision, self.shift
 
     def gradients(self, K: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor]]:
@@ -395,7 +410,7 @@ def find_sites(
     density: TargetDensity,
     targets: Tensor,
     observed: Tensor | None,
-    start: tuple[Tensor, Tensor],
+    start: Start,
 ) -> Sites:
     r"""Expectation propagation, all sites at once, from given precisions and shifts.
 
@@ -412,7 +427,7 @@ def find_sites(
     moves: list[Tensor] = []  # from each of them to those that match its moments
     for _ in range(_MOST_SWEEPS):
         curvature = _Curvature(K, precision, True)
-        weights = shift - curvature.times_r(K @ shift.unsqueeze(-1)).squeeze(-1)
+        weights = _weights(K, curvature, shift)
         variance = curvature.variance(K)
         mean = prior_mean + _times(K, weights)
         cavity_variance = variance / (1 - precision * variance)
@@ -608,18 +623,18 @@ class LatentCovariance(ExactCovariance):
         self._starts[key] = approximated.start
         return approximated
 
-    def _approximated(self, rows: Any, start: tuple[Tensor, ...] | None) -> Mode | Sites:
+    def _approximated(self, rows: Any, start: Start | None) -> Mode | Sites:
         """Of some of the targets, from what was found for similar ones."""
         if self.approximation == "laplace":
-            return self._mode_of(rows, None if start is None else start[0])
+            return self._mode_of(rows, start)
         if start is None:
-            start = self._mode_of(rows, None).sites
+            start = self._mode_of(rows, None).start
             if bool((start[0] < 0).any()):
                 kind = type(self._density.likelihood).__name__
                 raise UnsupportedError("approximation", f"'ep' of {kind}", "'laplace'")
-        return find_sites(*self._problem(rows), cast(Any, start))
+        return find_sites(*self._problem(rows), start)
 
-    def _mode_of(self, rows: Any, start: Tensor | None) -> Mode:
+    def _mode_of(self, rows: Any, start: Start | None) -> Mode:
         return find_mode(*self._problem(rows), start)
 
     def _problem(self, rows: Any) -> tuple[Tensor, Tensor, TargetDensity, Tensor, Tensor | None]:
@@ -638,14 +653,16 @@ class LatentCovariance(ExactCovariance):
         others = kept.nonzero().squeeze(-1).to(self.device)
         if not len(others):
             return others, None
-        start = tuple(values[..., others] for values in self.approximated.start)
-        return others, self._approximated(others, start)
+        precision, shift = self.approximated.start
+        return others, self._approximated(others, (precision[..., others], shift[..., others]))
 
     def held_out_log_density(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """The sum over blocks of log p(y_B | y_{-B}), each the difference of two evidences.
 
         The cost is that of an approximation for all points and one for each block's others: about
-        five factorizations each for a mode, and ten and more for sites.
+        five factorizations each for a mode, and ten and more for sites. Where classes or counts
+        would have a probability above 1 it is a NotConvergedError, from which a search steps back:
+        it would run away to scales that the approximation is too poor for.
         """
         flat = [block for group in blocks for block in group.reshape(-1, group.shape[-1])]
         value = len(flat) * self.approximated.log_evidence
@@ -656,6 +673,12 @@ class LatentCovariance(ExactCovariance):
             if approximated is not None:
                 value = value - approximated.log_evidence
                 evidences.append((-1.0, others, approximated))
+        if bool((value > 0).any()) and self._density.is_discrete(self._prior_mean):
+            raise NotConvergedError(
+                "model", f"a log probability of {float(value.max()):.2g} of held-out targets",
+                "at most 0: its scales are beyond what the approximation holds for",
+                "Give scales a prior; model.approximation = 'ep' holds for larger ones.",
+            )  # fmt: skip
         matrix, mean = self.matrix, self.mean
 
         def vjp(grad: Tensor) -> Gradients:
@@ -756,12 +779,13 @@ class LatentCovariance(ExactCovariance):
         orders = torch.arange(n).unsqueeze(0) if orders is None else orders
         curves = []
         for order in orders.to(self.device):
-            previous, weights, curve = torch.zeros(()).to(self._prior_mean), None, []
+            previous, start, curve = torch.zeros(()).to(self._prior_mean), None, []
             for size in range(1, n + 1):
-                start = None if weights is None else torch.nn.functional.pad(weights, (0, 1))
                 prefix = self._mode_of(order[:size], start)
                 curve.append(prefix.log_evidence - previous)
-                previous, weights = prefix.log_evidence, prefix.weights
+                previous = prefix.log_evidence
+                precision, shift = (torch.nn.functional.pad(s, (0, 1)) for s in prefix.start)
+                start = precision, shift
             curves.append(torch.stack(curve, -1))
         return torch.stack(curves, -2).to(self.dtype)
 

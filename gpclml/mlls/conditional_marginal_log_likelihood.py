@@ -174,7 +174,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
             NonFiniteError: If targets (outside the mask policy), mean or covariance are not
                 finite.
             NotPSDError: If a covariance is not positive definite even with jitter.
-            NotConvergedError: If conjugate gradients do not reach their tolerance.
+            NotConvergedError: If conjugate gradients do not reach their tolerance, or targets are
+                not Gaussian and scales of their model too large for its approximation.
             ArgumentError: If more points are asked for than there are, or more memory; if the
                 model standardizes its targets and these are not standardized.
         """

@@ -77,7 +77,9 @@ class LatentGP(RegressionGP):
         An evaluation of Laplace's evidence takes about five Cholesky factors of n x n. Expectation
         propagation takes several times as many, and its evidence is nearly exact, where Laplace's
         is too small for classes by some tenths of a nat a target if the scale of the latent values
-        is 100. Beyond a few thousand points GPyTorch's variational models are the ones to take.
+        is 100. Of classes without noise the scale grows in a fit until a prior or the approximation
+        ends it; the models below have priors. Beyond a few thousand points GPyTorch's variational
+        models are the ones to take.
 
     Examples:
         >>> import torch

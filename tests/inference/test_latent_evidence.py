@@ -1,5 +1,6 @@
 """Laplace's approximation against quadrature, finite differences, and scikit-learn."""
 
+import copy
 import itertools
 import math
 
@@ -16,6 +17,7 @@ from gpytorch.likelihoods import (
     StudentTLikelihood,
 )
 from gpytorch.means import ConstantMean, ZeroMean
+from linear_operator.utils.warnings import NumericalWarning
 
 from gpclml import (
     ConditionalMarginalLogLikelihood,
@@ -26,9 +28,10 @@ from gpclml import (
     LastPoints,
     LeaveOneOut,
     RandomHoldout,
+    fit_mll,
 )
 from gpclml.conditioning import NearestNeighbors
-from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
+from gpclml.errors import ArgumentError, NonFiniteError, NotConvergedError, UnsupportedError
 from gpclml.inference import training_observations
 from gpclml.inference.laplace import find_mode, find_sites
 from gpclml.likelihoods import (
@@ -157,8 +160,8 @@ def test_evidence_and_conditional_are_near_those_by_quadrature(name, scale):
     conditional = (whole.log_evidence - others.log_evidence).item()
     assert conditional == pytest.approx(exact - exact_others, abs=2 * tolerance)
     if name in CONCAVE:
-        sites = find_sites(K, zeros, density, y, None, whole.sites)
-        others_evidence = find_sites(K[:2, :2], zeros[:2], density, y[:2], None, others.sites)
+        sites = find_sites(K, zeros, density, y, None, whole.start)
+        others_evidence = find_sites(K[:2, :2], zeros[:2], density, y[:2], None, others.start)
         # Of counts with a scale of 100 the grid is too wide to be exact.
         assert sites.log_evidence.item() == pytest.approx(exact, abs=0.05)
         conditional = (sites.log_evidence - others_evidence.log_evidence).item()
@@ -283,6 +286,27 @@ def test_learning_curves_add_up_to_the_evidence(approximation):
     assert again == pytest.approx(before, rel=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:The fit ended")
+def test_a_search_stays_where_classes_have_probabilities():
+    """Of separable classes without noise or priors the scale would grow without an end."""
+    x, y = drawn("probit", 60)
+    model = Latent(x, y, BernoulliLikelihood())
+    folds = ConditionalMarginalLogLikelihood(model.likelihood, model, KFold(5))
+    initial = copy.deepcopy(model.state_dict())
+    model.covar_module.outputscale = 1e8
+    model.covar_module.base_kernel.lengthscale = 0.3
+    with pytest.raises(NotConvergedError, match="a log probability of"):
+        folds(model(x), y)
+    model.load_state_dict(initial)
+    result = fit_mll(folds, progress=False)
+    assert -0.1 < result.history[-1] < 0
+    assert model.covar_module.outputscale.item() < 1e6
+    model.covar_module.outputscale = 1e20
+    model.covar_module.base_kernel.lengthscale = 100.0
+    with pytest.warns(NumericalWarning), pytest.raises(NotConvergedError, match="a mode of the"):
+        model.eval()(x)
+
+
 @pytest.mark.parametrize("approximation", ["laplace", "ep"])
 def test_missing_targets_count_nowhere(approximation):
     x, y = drawn("probit", 20)
@@ -359,7 +383,7 @@ def test_expectation_propagation_has_the_moments_of_quadrature(name, scale):
     deviation = (weights * (f - mean).square()).sum(0).sqrt()
     zeros = torch.zeros(3, dtype=torch.float64)
     mode = find_mode(K, zeros, density, y)
-    sites = find_sites(K, zeros, density, y, None, mode.sites)
+    sites = find_sites(K, zeros, density, y, None, mode.start)
     posterior_mean = K @ sites.weights
     # In deviations of the posterior; the mode is much farther away where the scale is large.
     error = ((posterior_mean - mean) / deviation).abs().max().item()
@@ -376,7 +400,7 @@ def test_sites_end_at_the_rounding_of_large_scales():
     K = 5e3 * (-0.5 * torch.cdist(x, x).square() / 0.3**2).exp()
     density, zeros = target_density(LogPoissonLikelihood()), torch.zeros(60, dtype=torch.float64)
     mode = find_mode(K, zeros, density, y)
-    sites = find_sites(K, zeros, density, y, None, mode.sites)
+    sites = find_sites(K, zeros, density, y, None, mode.start)
     # So many counts make the posterior normal.
     torch.testing.assert_close(sites.latent, mode.latent, rtol=0.0, atol=0.01)
 
