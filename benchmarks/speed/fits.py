@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize, Standardize
 from botorch.optim import optimize_acqf
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood
+from gpytorch.means import ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from scipy.stats import binomtest
 from torch import Tensor
@@ -28,14 +31,17 @@ from benchmarks._options import check_known
 from benchmarks._process import keep_freed_memory
 from benchmarks.bo.surrogates import initial_points, make_problem
 from benchmarks.data import load, names
+from benchmarks.data.classes import load_labelled
 from benchmarks.speed.steps import sampled_data
 from benchmarks.speed.timing import Row, timed, wait_for
+from benchmarks.tables.class_methods import fit_variational
 from gpclml import StackedGP
 from gpclml.conditioning import KFold, LastPoints, LeaveOneOut
 from gpclml.evaluation import leave_one_out, log_marginal_likelihood
 from gpclml.fit import FitWarning, fit_batch, fit_gpytorch_mll_fused, fit_mll, suggest_batch_size
-from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.models import GPRegression
+from gpclml.likelihoods import LogisticLikelihood
+from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
+from gpclml.models import GPClassification, GPRegression, LatentGP
 
 Data = tuple[Tensor, Tensor]
 End = Callable[[], np.ndarray]
@@ -163,6 +169,115 @@ SEARCHES: dict[str, Way] = {
     "scikit-learn": _sklearn_fit,
 }
 """Ways of fitting, by name."""
+
+
+_NEW = 100_000
+Fitted = tuple[Callable[[Tensor], Any], float]
+"""What predicts probabilities, and the log evidence a point; NaN where there is none."""
+
+
+class _LogisticGP(LatentGP):
+    """The model of scikit-learn's classifier with an RBF kernel, from its start."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        super().__init__(x, y, LogisticLikelihood())
+        self.mean_module = ZeroMean()
+        self.covar_module = ScaleKernel(RBFKernel(ard_num_dims=x.shape[-1]))
+        self.to(x)
+        self.covar_module.outputscale = self.covar_module.base_kernel.lengthscale = 1.0
+
+
+def _laplace_fit(make: Callable[[Tensor, Tensor], LatentGP]) -> Callable[..., Fitted]:
+    def fit(x: Tensor, y: Tensor) -> Fitted:
+        model = make(x, y)
+        result = fit_mll(LaplaceMarginalLogLikelihood(model.likelihood, model), progress=False)
+        return lambda new: model.predict(new, progress=False).probabilities, result.history[-1]
+
+    return fit
+
+
+def _sklearn_classes(x: Tensor, y: Tensor) -> Fitted:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.gaussian_process import GaussianProcessClassifier
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+    gp = GaussianProcessClassifier(ConstantKernel() * RBF(np.ones(x.shape[1])))
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
+        gp.fit(x.numpy(), y.numpy())
+    evidence = float(cast(Any, gp).log_marginal_likelihood_value_)
+    return lambda new: gp.predict_proba(new.numpy()), evidence / len(y)
+
+
+def _variational_classes(x: Tensor, y: Tensor) -> Fitted:
+    likelihood = BernoulliLikelihood()
+    with torch.random.fork_rng(devices=[]):
+        model = fit_variational(x.numpy(), y.numpy(), likelihood, seed=0)
+
+    def predict(new: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.cat([likelihood(model(part)).mean for part in new.split(1000)])
+
+    return predict, math.nan
+
+
+_CLASS_BASE = "scikit-learn"
+CLASS_FITS: dict[str, Callable[[Tensor, Tensor], Fitted]] = {
+    _CLASS_BASE: _sklearn_classes,
+    "LatentGP, the same model": _laplace_fit(_LogisticGP),
+    "GPClassification": _laplace_fit(GPClassification),
+    "GPyTorch's SVGP": _variational_classes,
+}
+"""Ways of fitting two classes, by name."""
+
+
+def measure_class_fits(
+    n: int, data: str = "breast-cancer", new: int = _NEW, *, seconds: float = 3.0
+) -> list[Row]:
+    """Fits of Gaussian processes of two classes, and their predictions.
+
+    scikit-learn and ``LatentGP`` maximize Laplace's evidence of one model from one start: logistic,
+    an RBF kernel with ARD, no mean. ``GPClassification`` has its default kernel and priors, and
+    predicts by expectation propagation; SVGP has a Matern kernel, 200 inducing points and 300 steps
+    of Adam.
+
+    Args:
+        n: Number of points.
+        data: A table of classes, or ``"drawn"``: the sign of a noisy function of eight inputs.
+        new: Points predicted.
+        seconds: That the rounds may take.
+
+    Returns:
+        Rows as from :func:`benchmarks.speed.timing.timed`, with the log ``evidence`` a point at the
+        end, and seconds to ``predict`` the new points. None where the table has too few.
+    """
+    if data == "drawn":
+        x, numbers = search_data(n, 8, 0)
+        y = (numbers[:, 0] > 0).double()
+    else:
+        table = load_labelled(data)
+        if len(table.targets) < n:
+            return []
+        order = np.random.default_rng(0).permutation(len(table.targets))[:n]
+        x, y = torch.tensor(table.inputs[order]), torch.tensor(table.targets[order]).double()
+        x = x[:, x.std(0) > 0]
+    x = (x - x.mean(0)) / x.std(0)
+    fitted: dict[str, Fitted] = {}
+
+    def fit(name: str) -> None:
+        fitted[name] = CLASS_FITS[name](x, y)
+
+    rows = timed(
+        {name: partial(fit, name) for name in CLASS_FITS}, "cpu", seconds, base=_CLASS_BASE
+    )
+    generator = torch.Generator().manual_seed(1)
+    points = torch.randn(new, x.shape[-1], generator=generator, dtype=x.dtype)
+    for row in rows:
+        if row["method"] in fitted:
+            predict, row["evidence"] = fitted[row["method"]]
+            start = time.perf_counter()
+            predict(points)
+            row["predict s"] = time.perf_counter() - start
+    return rows
 
 
 def measure_batches(

@@ -68,6 +68,13 @@ MEASUREMENTS: Mapping[str, Measurement] = {
         f"BoTorch's `SingleTaskGP` with its default priors, by L-BFGS-B. {_TIMES} `LML a point`: "
         "at the end, with the priors' share; `gain`: above that of BoTorch's fit.",
     ),
+    "class-fits": Measurement(
+        fits.measure_class_fits,
+        {"data": ("breast-cancer", "spam", "drawn"), "n": (100, 200, 400, 800)},
+        "Whole fits of two classes",
+        f"{_TIMES} `evidence`: log evidence a point at the end, of the first two methods that of "
+        "one model; `predict s`: seconds of 100,000 new points.",
+    ),
     "batches": Measurement(
         fits.measure_batches, {"n": (100, 300, 700), "objective": ("clml", "lml")},
         "Many models at once",
@@ -163,6 +170,7 @@ _SMALL: tuple[tuple[str, Mapping[str, Sequence[Any]]], ...] = (
     ("rates", {"n": (40,)}),
     ("steps", {"n": (40,), "dtype": ("float64",)}),
     ("searches", {"n": (20,), "seed": (0,)}),
+    ("class-fits", {"data": ("drawn",), "n": (20,), "new": (30,)}),
     ("batches", {"n": (15,), "objective": ("clml",), "size": (2,), "steps": (1,)}),
     ("large-fits", {"n": (40,), "method": ("LML", "GPyTorch's LML"), "data": ("drawn",)}),
     ("few-shot", {"kernel": ("rbf",), "ways": (2,), "images": (3,)}),

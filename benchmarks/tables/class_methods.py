@@ -116,7 +116,7 @@ def _forest(task: Task) -> Array:
     return _class_columns(forest.classes_, votes / votes.sum(1, keepdims=True))
 
 
-def _fit_variational(
+def fit_variational(
     inputs: Array, y: Array, likelihood: Any, seed: int, start: Any = (0.0, 1.0), classes: int = 0
 ) -> Any:
     """GPyTorch's SVGP, its mean and the scale of its kernel started there."""
@@ -137,11 +137,11 @@ def _variational_classes(task: Task) -> Array:
         if task.y.max() > 1:
             count = len(labels)
             likelihood = gpytorch.likelihoods.SoftmaxLikelihood(count, count, mixing_weights=False)
-            model = _fit_variational(task.x, y, likelihood, task.seed, classes=count)
+            model = fit_variational(task.x, y, likelihood, task.seed, classes=count)
             probabilities = likelihood(model(torch.tensor(task.test_x))).probs.mean(0)
             return _class_columns(labels, probabilities.numpy())
         likelihood = gpytorch.likelihoods.BernoulliLikelihood()
-        model = _fit_variational(task.x, task.y, likelihood, task.seed)
+        model = fit_variational(task.x, task.y, likelihood, task.seed)
         return likelihood(model(torch.tensor(task.test_x))).mean.numpy()
 
 
@@ -165,7 +165,7 @@ def _variational_counts(task: Task) -> TargetPrediction:
     x, test_x = _exposure_columns(task)
     start = float(task.y.mean()), float(task.y.var())
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        model = _fit_variational(x, task.y, likelihood, task.seed, start)
+        model = fit_variational(x, task.y, likelihood, task.seed, start)
         latent = model(torch.tensor(test_x))
     return TargetPrediction(likelihood, latent.mean, latent.variance)
 

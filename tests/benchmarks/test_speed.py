@@ -168,7 +168,7 @@ def test_small_cells_are_measured_kept_and_reported(tmp_path):
 
     for _ in range(2):
         told = invoke("run", "--study", "small", "--seconds", "0")
-    assert "9 of 9 cells done:" in told  # none is measured again
+    assert "10 of 10 cells done:" in told  # none is measured again
     page = invoke("report", "--csv", str(rows))
     for heading in ("Rates", "Gradient steps", "Whole fits", "Many models", "Exact fits"):
         assert f"## {heading}" in page
@@ -179,6 +179,10 @@ def test_small_cells_are_measured_kept_and_reported(tmp_path):
     assert step_rows.loc[steps.BASE, "ratio"] == 1.0
     ours, theirs = table[table["study"] == "large-fits"].sort_values("method")["LML a point"]
     assert ours == pytest.approx(theirs, abs=1e-3)  # GPyTorch's objective ends at the same fit
+    classes = table[table["study"] == "class-fits"].set_index("method")
+    assert (classes["predict s"] > 0).all()
+    evidence = classes["evidence"].reindex(list(fits.CLASS_FITS)[:2])
+    assert evidence.iloc[1] >= evidence.iloc[0] - 1e-4
 
 
 def test_devices_are_compared():
