@@ -69,6 +69,7 @@ _MOST_STEPS = 100  # of Newton's method, which takes about five
 # the mode is then squared once more. Other steps gain a constant share of what is left.
 _LAST_GAIN, _LAST_SLOW_GAIN = 1e-12, 1e-20
 _LOST_GAIN = 1e-3  # after the last step: rounding leaves less
+_MOST_ABOVE = 0.01  # nats a target that a log probability of classes may be above 0
 _MATRICES = 9  # n x n at the peak of an evaluation with its gradient
 _MOST_SWEEPS, _LEAST_CHANGE, _ROUNDED_CHANGE = 500, 1e-8, 1e-6  # of expectation propagation
 _LAST_SITES, _RIDGE = 5, 1e-12
@@ -665,6 +666,17 @@ class LatentCovariance(ExactCovariance):
         it would run away to scales that the approximation is too poor for.
         """
         flat = [block for group in blocks for block in group.reshape(-1, group.shape[-1])]
+        value = self._held_out(flat)
+        most = _MOST_ABOVE * sum(map(len, flat))
+        if bool((value > most).any()) and self._density.is_discrete(self._prior_mean):
+            got = f"a log probability of {float(value.detach().max()):.2g} of held-out targets"
+            expected = "at most 0: its scales are beyond what the approximation holds for"
+            suggestion = "Give scales a prior; model.approximation = 'ep' holds for larger ones."
+            raise NotConvergedError("model", got, expected, suggestion)
+        return value
+
+    def _held_out(self, flat: Sequence[Tensor]) -> Tensor:
+        """The same for blocks ``(q,)``, whatever comes out."""
         value = len(flat) * self.approximated.log_evidence
         evidences: list[tuple[float, Any, Mode | Sites]]
         evidences = [(float(len(flat)), slice(None), self.approximated)]
@@ -673,12 +685,6 @@ class LatentCovariance(ExactCovariance):
             if approximated is not None:
                 value = value - approximated.log_evidence
                 evidences.append((-1.0, others, approximated))
-        if bool((value > 0).any()) and self._density.is_discrete(self._prior_mean):
-            raise NotConvergedError(
-                "model", f"a log probability of {float(value.max()):.2g} of held-out targets",
-                "at most 0: its scales are beyond what the approximation holds for",
-                "Give scales a prior; model.approximation = 'ep' holds for larger ones.",
-            )  # fmt: skip
         matrix, mean = self.matrix, self.mean
 
         def vjp(grad: Tensor) -> Gradients:
@@ -709,17 +715,15 @@ class LatentCovariance(ExactCovariance):
     def block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """By an approximation for each block's others; single points by their cavities, from one.
 
-        Gradients are those of :meth:`held_out_log_density`; single points have none.
+        Gradients are those of :meth:`held_out_log_density`; single points have none. Values of
+        classes may be above 0 by the approximation's error.
         """
         values = []
         for group in blocks:
             if group.shape[-1] == 1 and len(group) > 1:
                 values.append(self._cavity(group.squeeze(-1))[0])
             else:
-                values += [
-                    self.held_out_log_density(residual, [block.unsqueeze(0)]).unsqueeze(-1)
-                    for block in group
-                ]
+                values += [self._held_out([block]).unsqueeze(-1) for block in group]
         return torch.cat(values, -1)
 
     def _cavity(self, rows: Tensor) -> tuple[Tensor, TargetPrediction]:
