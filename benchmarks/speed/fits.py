@@ -215,7 +215,7 @@ def _variational_classes(x: Tensor, y: Tensor) -> Fitted:
 
     def predict(new: Tensor) -> Tensor:
         with torch.no_grad():
-            return torch.cat([likelihood(model(part)).mean for part in new.split(1000)])
+            return torch.cat([likelihood(model(points)).mean for points in new.split(1000)])
 
     return predict, math.nan
 
