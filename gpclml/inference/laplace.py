@@ -297,7 +297,7 @@ def find_mode(
         better = (log_joint(ahead, started)[0] > value).unsqueeze(-1)
         a, f = torch.where(better, ahead, a), torch.where(better, started, f)
         value, at = log_joint(a, f)
-    curvature = _Curvature(K, -at.second, density.is_log_concave)
+    curvature, gain = _Curvature(K, -at.second, density.is_log_concave), torch.zeros_like(value)
     for _ in range(_MOST_STEPS):
         b = curvature.curvature * (f - mean) + at.first
         ahead = _weights(K, curvature, b)
