@@ -1,4 +1,4 @@
-"""Plain averages of Gaussian processes with several kernels: of classes, and of counts."""
+"""Averages of Gaussian processes with several kernels: of classes, and of counts."""
 
 from __future__ import annotations
 
@@ -154,6 +154,8 @@ def class_kernel(name: str, x: Tensor, scale: float = 4.0) -> Kernel:
 
 _REACH = 2.0  # ranges of a column that new values may be away from those of the training rows
 _POWER_DEVIATION = 0.3  # of the logarithm of the power of odds, around 0
+_EQUAL_ROWS = 10.0  # that the prior of weights, Dirichlet's around equal ones, counts as
+_WEIGHT_STEPS = 100
 _LEAST_VARIANCE = 1e-12  # of latent values, whose moments are rounded
 
 
@@ -258,14 +260,16 @@ class ClassModels(ModelAverage):
 
     Attributes:
         power: Of the odds.
+        weights: Of the kernels in the average, ``(kernels,)``; equal ones for two classes.
     """
 
     power: float = 1.0
+    weights: Tensor = field(default_factory=lambda: torch.ones(1))
 
     def fit(self, names: Sequence[str], n_jobs: int | None, progress: bool | None) -> None:
         """Fits the models of these kernels; a warning says which are left out."""
         super().fit(names, n_jobs, progress)
-        self._fit_power()
+        self._fit_average()
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Of each class at points ``(m, d)``, NaN where missing: ``(classes, m)``."""
@@ -284,7 +288,8 @@ class ClassModels(ModelAverage):
 
     def _average(self, x: Tensor) -> Tensor:
         predict = partial(GPClassification.predict, x=x, progress=False)
-        return (self.power * self._log_odds(predict)).softmax(1).mean(0)
+        each = (self.power * self._log_odds(predict)).softmax(1)
+        return (self.weights.view(-1, 1, 1) * each).sum(0)
 
     def _log_odds(self, predict: Callable[[GPClassification], TargetPrediction]) -> Tensor:
         """Logarithms of numbers in proportion to probabilities, ``(kernels, classes, m)``."""
@@ -300,17 +305,35 @@ class ClassModels(ModelAverage):
         # Of two classes each model says the odds of one to the other.
         return log_odds if log_odds.shape[1] > 1 else torch.cat([-log_odds, log_odds], 1) / 2
 
-    def _fit_power(self) -> None:
-        """The power under which each training row is predicted best from the others."""
+    def _fit_average(self) -> None:
+        """Power and weights under which each training row is predicted best from the others.
+
+        Of many classes with few rows each kernels differ by up to a nat a row; of two classes
+        weights gain nothing, and are equal.
+        """
         log_odds, rows = self._log_odds(_left_out), torch.arange(len(self.targets))
+        equal = torch.full_like(log_odds[:, 0, 0], 1 / len(log_odds))
+        steps = _WEIGHT_STEPS if log_odds.shape[1] > 2 else 0
+
+        def weighted(power: float) -> tuple[Tensor, float]:
+            """The weights for a power, and the loss, with the priors of both."""
+            logs = (power * log_odds).log_softmax(1)[:, self.targets, rows]
+            weights = equal
+            for _ in range(steps):  # of expectation maximization
+                shares = (logs + weights.log().unsqueeze(-1)).softmax(0).sum(-1)
+                weights = (shares + _EQUAL_ROWS * equal) / (len(rows) + _EQUAL_ROWS)
+            fit = (logs + weights.log().unsqueeze(-1)).logsumexp(0).sum()
+            prior = _EQUAL_ROWS * (equal * weights.log()).sum()
+            # Rows that are all predicted right would have the power grow without end.
+            penalty = 0.5 * (math.log(power) / _POWER_DEVIATION) ** 2
+            return weights, penalty - float(fit + prior)
 
         def loss(log_power: float) -> float:
-            logs = (math.exp(log_power) * log_odds).log_softmax(1).logsumexp(0)
-            # Rows that are all predicted right would have it grow without end.
-            return 0.5 * (log_power / _POWER_DEVIATION) ** 2 - float(logs[self.targets, rows].sum())
+            return weighted(math.exp(log_power))[1]
 
         optimum: Any = minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded")
         self.power = math.exp(optimum.x)
+        self.weights = weighted(self.power)[0]
 
 
 @torch.no_grad()

@@ -647,7 +647,26 @@ def test_many_classes():
         p = np.stack([model.predict(x).probabilities.numpy() for model in models], axis=1)
         odds = (p / (1 - p)) ** classifier.models_.power
         each.append(odds / odds.sum(1, keepdims=True))
-    np.testing.assert_allclose(predicted, np.mean(each, axis=0), rtol=1e-6)
+    weights = classifier.models_.weights.tolist()
+    np.testing.assert_allclose(predicted, np.average(each, axis=0, weights=weights), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_kernels_that_tell_many_classes_apart_count_more():
+    generator = np.random.default_rng(0)
+    y = np.arange(60) % 6
+    x = np.eye(6)[y] + 0.25 * generator.normal(size=(60, 6))
+    x = np.hstack([x, generator.normal(size=(60, 10))])  # columns that say nothing
+    classifier = Classifier(["linear", "matern12"]).fit(x, y)
+    weights = classifier.models_.weights
+    assert float(weights.sum()) == pytest.approx(1.0)
+    single = [Classifier([kernel]).fit(x, y).models_._log_odds(averages._left_out)[0]
+              for kernel in ("linear", "matern12")]  # fmt: skip
+    losses = [-odds.log_softmax(0)[y, range(60)].mean() for odds in single]
+    assert (losses[0] < losses[1]) == bool(weights[0] > weights[1])
+    assert 0.05 < float(weights.min()) < 0.45
+    two = Classifier(["linear", "matern12"]).fit(x, y > 2)
+    assert two.models_.weights.tolist() == [0.5, 0.5]
 
 
 @pytest.mark.slow
