@@ -49,11 +49,16 @@ def test_tasks_without_training():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("table", "method"), [("pima", "rbf-iso"), ("pima", "classifier"), ("quine", "matern")]
+    ("table", "method", "page"),
+    [
+        ("pima", "rbf-iso", "classes-kernels"),
+        ("pima", "classifier", "classes"),
+        ("quine", "matern", "classes"),
+    ],
 )
-def test_classes_and_counts(table, method):
+def test_classes_and_counts(table, method, page):
     cell = {"table": table, "n": 100, "split": 0, "method": method, "most_test": 1000}
-    check(run_class_cell, cell, "tables/results/classes.csv.gz")
+    check(run_class_cell, cell, f"tables/results/{page}.csv.gz")
 
 
 @pytest.fixture
