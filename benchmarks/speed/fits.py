@@ -171,7 +171,6 @@ SEARCHES: dict[str, Way] = {
 """Ways of fitting, by name."""
 
 
-_NEW = 100_000
 Fitted = tuple[Callable[[Tensor], Any], float]
 """What predicts probabilities, and the log evidence a point; NaN where there is none."""
 
@@ -231,7 +230,7 @@ CLASS_FITS: dict[str, Callable[[Tensor, Tensor], Fitted]] = {
 
 
 def measure_class_fits(
-    n: int, data: str = "breast-cancer", new: int = _NEW, *, seconds: float = 3.0
+    n: int, data: str = "breast-cancer", new: int = 100_000, *, seconds: float = 3.0
 ) -> list[Row]:
     """Fits of Gaussian processes of two classes, and their predictions.
 

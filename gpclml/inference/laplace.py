@@ -326,11 +326,9 @@ def find_mode(
         if not bool((gains & (step.squeeze(-1) >= _SHORTEST)).any()):
             break
     if bool((gain > _LOST_GAIN).any()):
+        got = f"a search that could still gain {float(gain.max()):.1g} nats"
         suggestion = "Give scales a prior, or start from smaller ones."
-        raise NotConvergedError(
-            "model", f"{float(gain.max()):.1g} nats below it in {_MOST_STEPS} steps",
-            "a mode of the latent values", suggestion,
-        )  # fmt: skip
+        raise NotConvergedError("model", got, "a mode of the latent values", suggestion)
     return Mode(f, a, mean, curvature, at)
 
 
@@ -676,7 +674,7 @@ class LatentCovariance(ExactCovariance):
         return value
 
     def _held_out(self, flat: Sequence[Tensor]) -> Tensor:
-        """The same for blocks ``(q,)``, whatever comes out."""
+        """The sum for blocks ``(q,)``, also where probabilities would be above 1."""
         value = len(flat) * self.approximated.log_evidence
         evidences: list[tuple[float, Any, Mode | Sites]]
         evidences = [(float(len(flat)), slice(None), self.approximated)]

@@ -437,8 +437,8 @@ class Classifier(ClassifierMixin, TableEstimator):
     The odds of each model are raised to a power, one for all, that predicts each training row best
     from the others, with a prior around 1: averages of probabilities are too cautious where classes
     are told apart well. With more than two classes there is a model of each against the others, and
-    given that exactly one of them is right, classes have probabilities in proportion to their odds;
-    in the average kernels then have weights by how well they predict training rows from the others.
+    given that exactly one of them is right, classes have probabilities in proportion to their odds.
+    The average then weights kernels by how well they predict each training row from the others.
 
     Args:
         kernels: Names of the kernels, of "linear", "additive" (a sum of Matern kernels of 3/2, one
