@@ -109,7 +109,9 @@ def run_large_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     effort = Effort(cell["effort"], cell["steps"])
     arguments = there, cell["method"], rows, cell["split"], effort
     process = context.Process(target=_send, args=arguments, daemon=True)
-    with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
+    # The start method of joblib's workers is one that a new process does not know.
+    method = mock.patch("multiprocessing.spawn.get_start_method", lambda: "spawn")
+    with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}), method:
         process.start()
     there.close()
     try:
