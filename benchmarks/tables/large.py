@@ -110,7 +110,7 @@ def run_large_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     arguments = there, cell["method"], rows, cell["split"], effort
     process = context.Process(target=_send, args=arguments, daemon=True)
     # The start method of joblib's workers is one that a new process does not know.
-    method = mock.patch("multiprocessing.spawn.get_start_method", lambda: "spawn")
+    method = mock.patch("multiprocessing.spawn.get_start_method", return_value="spawn")
     with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}), method:
         process.start()
     there.close()
