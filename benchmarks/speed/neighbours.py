@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import time
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from benchmarks.speed.timing import Row, highest_resident, in_fresh_process, start_of_peak
+from benchmarks.tables.large import split_rows
+from benchmarks.tables.large_methods import fit_given_neighbors
 from gpclml.conditioning import NearestNeighbors
 from gpclml.fit import fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -70,6 +72,43 @@ def measure_neighbors(
             peak = in_fresh_process(_peak, n, dimensions, what)
             row[f"{what} memory"] = 1 + peak / size
     return [row]
+
+
+def measure_accuracy_given(
+    data: str, kernel: str = "matern", k: int = 32, batch: int = 128, steps: int = 300,
+    given: int = 64, order: Literal["all", "previous"] = "all", seed: int = 0,
+) -> list[Row]:  # fmt: skip
+    """Errors of a model that is trained and predicts given neighbours, in float32.
+
+    Args:
+        data: A table, of which 90 % are training rows.
+        kernel: "matern", or "deep" with a network of width 256.
+        k: Neighbours of a point of a batch.
+        batch: Points of a step of Adam.
+        steps: Their number.
+        given: Neighbours of a new row.
+        order: Of neighbours, see :class:`NearestNeighbors`.
+        seed: Of the split and of batches and weights at the start.
+
+    Returns:
+        One row: root mean square error and mean negative log density of at most 2,000 test rows,
+        targets standardized, and processor seconds of the fit and of predictions.
+    """
+    x, y, test_x, test_y = split_rows(data, seed, 10**9)
+    times = [time.process_time()]
+    strategy = NearestNeighbors(k, batch, order)
+    model = fit_given_neighbors(kernel, x, y, strategy, steps, seed)
+    times.append(time.process_time())
+    new, targets = (torch.tensor(values[:2000]).float() for values in (test_x, test_y))
+    with torch.no_grad():
+        normal = model.predict(new, neighbors=given)
+    times.append(time.process_time())
+    errors = (normal.mean - targets).double()
+    densities = torch.distributions.Normal(0.0, normal.stddev.double()).log_prob(errors)
+    return [{
+        "RMSE": float(errors.square().mean().sqrt()), "NLL": -float(densities.mean()),
+        "fit s": times[1] - times[0], "predict s": times[2] - times[1],
+    }]  # fmt: skip
 
 
 def drawn_function(n: int, dimensions: int) -> tuple[Tensor, Tensor, Tensor]:

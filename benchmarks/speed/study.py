@@ -132,6 +132,14 @@ MEASUREMENTS: Mapping[str, Measurement] = {
         "them up in new metrics, in all. Memory at the peak is in multiples of inputs and targets, "
         "themselves included.",
     ),
+    "neighbours-accuracy": Measurement(
+        neighbours.measure_accuracy_given,
+        {"data": ("kin40k", "protein", "pol"), "kernel": ("matern",), "k": (32,), "batch": (128,),
+         "steps": (300,), "given": (64,)},
+        "What more neighbours, rows a step and steps are worth",
+        "Models trained with `k` neighbours of each of the rows of a `batch`, and predictions "
+        "`given` so many; errors of up to 2,000 test rows, in deviations of the targets.",
+    ),
     "accuracy": Measurement(
         accuracy.measure_accuracy,
         {"data": ("kin8nm", "power", "protein"), "n": (2000, 8000), "noise": (0.1, 0.01, 0.001),

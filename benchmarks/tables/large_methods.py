@@ -31,7 +31,7 @@ from gpclml import (
     Regressor,
     fit_mll,
 )
-from gpclml.conditioning import NearestNeighbors, RandomHoldout
+from gpclml.conditioning import Conditioning, NearestNeighbors, RandomHoldout
 from gpclml.tables import StackedPrediction
 
 Predict = Callable[[Array], StackedPrediction]
@@ -101,18 +101,26 @@ def _in_chunks(predict: Callable[[Tensor], Any], dtype: torch.dtype = torch.floa
 # This library.
 
 
-def _neighbors(
-    kernel: str, given: int, x: Array, y: Array, seed: int, effort: Effort, objective: str = "all"
-) -> Predict:
+def fit_given_neighbors(
+    kernel: str, x: Array, y: Array, strategy: Conditioning, steps: int | None, seed: int
+) -> GPRegression:
+    """A model in float32, fitted by Adam in so many steps, or as many as its kernel asks for."""
     inputs, targets = torch.tensor(x).float(), torch.tensor(y).float()
     options = {"hidden": (256, 256), "num_features": x.shape[1], "seed": seed}
     model = GPRegression(inputs, targets, kernel, **options)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy, seed=seed)
+    usual, rates = (1500, {"final_lr": 1e-3, "network_lr": 2e-3}) if kernel == "deep" else (300, {})
+    fit_mll(mll, "adam", steps=steps or usual, lr=0.1, progress=False, **rates)
+    return model
+
+
+def _neighbors(
+    kernel: str, given: int, x: Array, y: Array, seed: int, effort: Effort, objective: str = "all"
+) -> Predict:
     # With one point to condition on, nearly the LML of 256 random rows.
     subsets = RandomHoldout(min(0.5, 256 / len(x)), condition_on=1)
     strategy = subsets if objective == "lml" else NearestNeighbors(order=objective)
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, strategy, seed=seed)
-    steps, rates = (1500, {"final_lr": 1e-3, "network_lr": 2e-3}) if kernel == "deep" else (300, {})
-    fit_mll(mll, "adam", steps=effort.steps or steps, lr=0.1, progress=False, **rates)
+    model = fit_given_neighbors(kernel, x, y, strategy, effort.steps, seed)
     return _in_chunks(lambda rows: model.predict(rows, neighbors=given))
 
 

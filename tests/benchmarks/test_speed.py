@@ -15,7 +15,7 @@ from gpytorch.likelihoods import SoftmaxLikelihood
 from typer.testing import CliRunner
 
 from benchmarks.evidence.training import network as make_network
-from benchmarks.speed import fits, networks, steps
+from benchmarks.speed import fits, neighbours, networks, steps
 from benchmarks.speed.accuracy import measure_accuracy
 from benchmarks.speed.study import STUDY, make_grid
 from benchmarks.speed.timing import interleaved_times, ratios, step_memory, timed
@@ -330,3 +330,25 @@ def test_workers_do_not_fault_the_same_pages_in_again_and_again():
     left = faults("leave")
     assert left > 600  # these numbers have 703 pages
     assert faults("keep") < left / 10
+
+
+def test_a_drawn_function_is_learned_from_neighbours():
+    x, f, y = neighbours.drawn_function(3000, 3)
+    assert float((y - f).std()) == pytest.approx(0.1, rel=0.1)
+    assert float(x.abs().max()) <= 2
+    [row] = neighbours.measure_neighbors(1000, 2, steps=30, new=100)
+    assert row["RMSE"] < 0.1  # of one observation
+    assert row["ms"] > 0
+    assert row["lookup ms"] > 0
+
+
+def test_more_steps_and_neighbours_predict_better():
+    def scores(**settings):
+        [row] = neighbours.measure_accuracy_given("diabetes", **settings)
+        return row["RMSE"], row["NLL"]
+
+    poor, good = scores(steps=1, given=1), scores(steps=100)
+    assert good[0] < poor[0]
+    assert good[1] < poor[1]
+    assert scores(steps=1, given=1) == poor
+    assert scores(steps=1, given=1, order="previous") == pytest.approx(poor, rel=0.05)
