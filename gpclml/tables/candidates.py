@@ -452,6 +452,7 @@ class Candidate:
         warped: Whether its targets are transformed, if that makes them more likely under the fitted
             candidate ``start``.
         needs_categories: Whether it is only for tables with categories.
+        has_network: Whether networks of several starts are components of their own.
     """
 
     description: str
@@ -459,6 +460,7 @@ class Candidate:
     start: str | None = None
     warped: bool = False
     needs_categories: bool = False
+    has_network: bool = False
 
 
 def _linear(x: Tensor, y: Tensor, seed: int, groups: Groups) -> GPRegression:
@@ -604,9 +606,12 @@ MANY_ROWS_CANDIDATES: Mapping[str, Candidate] = {
     "deep_joint": Candidate(
         "matern of the inputs and of features that a network learns, together",
         partial(_many, kernel="deep_joint"),
+        has_network=True,
     ),
     "deep": Candidate(
-        "matern of the inputs, and a function of features that a network learns", _many_deep
+        "matern of the inputs, and a function of features that a network learns",
+        _many_deep,
+        has_network=True,
     ),
 }
 """Candidates of a stack of many rows by name, trained and predicted from nearest neighbours; from
@@ -614,6 +619,16 @@ the cheapest to the most expensive."""
 
 DEFAULT_MANY_ROWS_CANDIDATES = ("matern", "deep_joint", "deep")
 """Those of a stack of many rows that is not told which."""
+
+
+def with_starts(names: Sequence[str], restarts: int) -> list[str]:
+    """Names of candidates of many rows, those with a network several times: "deep", "deep 2"."""
+    return [
+        f"{name} {start}" if start > 1 else name
+        for name in names
+        for start in range(1, 2 + restarts)
+        if start == 1 or (name in MANY_ROWS_CANDIDATES and MANY_ROWS_CANDIDATES[name].has_network)
+    ]
 
 
 def checked_names(argument: str, names: Sequence[str], known: Iterable[str]) -> tuple[str, ...]:
@@ -669,10 +684,12 @@ def _fit_candidate(
     """
     start, held_out, rows = time.perf_counter(), options.held_out, options.rows
     known = CANDIDATES if held_out is None else MANY_ROWS_CANDIDATES
-    if name not in known:
+    kind, _, start_number = name.partition(" ")
+    if kind not in known:
         got, expected = f"{name} of {len(y)} rows", f"one of {', '.join(known)}"
         raise ArgumentError("candidates", got, expected)
-    candidate, warp = known[name], None
+    candidate, warp = known[kind], None
+    options = replace(options, seed=options.seed + int(start_number or 1) - 1)
     if candidate.needs_categories and not options.categories:
         return None
     if held_out is not None:
@@ -868,7 +885,7 @@ def restored_component(
     if stored["neighbors"] is not None:
         candidates, (x, targets) = MANY_ROWS_CANDIDATES, _in_single_precision(x, targets)
     # A model with the structure of the candidate, in which all that was trained is replaced.
-    model = candidates[stored["name"]].make(x, targets, seed, groups)
+    model = candidates[stored["name"].partition(" ")[0]].make(x, targets, seed, groups)
     model.load_state_dict(stored["model"])
     model.set_train_data(targets=model.target_standardizer.transform(targets), strict=False)
     calibration = Calibration(*stored["calibration"])

@@ -208,6 +208,7 @@ class Regressor(RegressorMixin, TableEstimator):
         counts: Whether targets are counts: whole numbers from 0 on.
         max_rows: Largest number of training rows. If there are more, so many are drawn at random,
             with a warning. None for all; of counts for 2000, because time grows with their cube.
+        restarts: Number of further starts, as of a :class:`StackedGP`. Counts take none.
         time_budget: Seconds after which no further candidate is begun; None for no limit. Counts
             take none.
         n_jobs: Number of processes that fit candidates, as joblib takes it; None for one.
@@ -252,6 +253,7 @@ class Regressor(RegressorMixin, TableEstimator):
         *,
         counts: bool = False,
         max_rows: int | None = None,
+        restarts: int = 0,
         time_budget: float | None = None,
         n_jobs: int | None = None,
         progress: bool | None = False,
@@ -260,6 +262,7 @@ class Regressor(RegressorMixin, TableEstimator):
         self.candidates = candidates
         self.counts = counts
         self.max_rows = max_rows
+        self.restarts = restarts
         self.time_budget = time_budget
         self.n_jobs = n_jobs
         self.progress = progress
@@ -291,9 +294,11 @@ class Regressor(RegressorMixin, TableEstimator):
             raise ArgumentError("X", f"n_samples = {len(table)}", expected, "Give more rows.")
         if self.counts:
             check_whole("y", targets, "Leave out counts=True to predict any numbers.")
-            if self.time_budget is not None:
-                expected, suggestion = "none for counts", "Name fewer candidates in its place."
-                raise ArgumentError("time_budget", self.time_budget, expected, suggestion)
+            refused = {"restarts": self.restarts or None, "time_budget": self.time_budget}
+            for argument, value in refused.items():
+                if value is not None:
+                    suggestion = "Leave it out, and name fewer candidates if time is short."
+                    raise ArgumentError(argument, value, "none for counts", suggestion)
         rows = None
         most = _MOST_COUNTS if self.counts and self.max_rows is None else self.max_rows
         if most is not None and len(table) > most:
@@ -304,7 +309,7 @@ class Regressor(RegressorMixin, TableEstimator):
             fitted = CountModels(x, targets, encoding.categories, seed)
             fitted.fit(names, self.n_jobs, self.progress)
         else:
-            fitted = StackedGP(self.candidates, seed=seed)
+            fitted = StackedGP(self.candidates, restarts=self.restarts, seed=seed)
             fitted.fit(
                 x, targets,
                 categories=encoding.categories, time_budget=self.time_budget, n_jobs=self.n_jobs,

@@ -30,6 +30,7 @@ from gpclml.tables.candidates import (
     fit_candidates,
     restored_component,
     stored_component,
+    with_starts,
 )
 from gpclml.tables.encoding import MOST_WILD, unusual_values
 from gpclml.tables.missing import averaged, unknown_inputs, within_reach
@@ -81,7 +82,9 @@ class StackedGP(Saved):
         fit_rows: Largest number of rows, drawn at random, that hyperparameters are fitted to;
             predictions are conditioned on all rows.
         exact_rows: Largest number of rows that predictions are conditioned on all together.
-        restarts: Number of further starts of each fit; the best is kept.
+        restarts: Number of further starts of each fit; the best is kept. With more than
+            ``exact_rows`` they are of networks alone, from other weights and with other batches,
+            and each is a component: 4 make an average of five networks.
         extrapolation: Largest distance of a column's values from those of the training rows, in
             units of the column's range. Values farther away are moved to that distance, and values
             of a constant column to the constant. May be infinite.
@@ -194,6 +197,7 @@ class StackedGP(Saved):
             rows = order[: self.fit_rows].sort().values if n > self.fit_rows else None
             default = DEFAULT_CANDIDATES + ("deep",) * (n >= DEEP_ROWS)
         names = self.candidates or default
+        names = names if held_out is None else with_starts(names, self.restarts)
         groups = _checked_categories(categories, x.shape[1])
         options = FitOptions(
             rows, held_out, self.seed, self.restarts, time_budget, categories=groups

@@ -201,6 +201,8 @@ BAD = [  # the kinds, changes of inputs and of targets, arguments, error and mes
     (["counts"], {"y": lambda y: y - 9.0}, {}, ArgumentError,
      r"y: got -\d among them.*Leave out counts=True"),
     (["counts"], {}, {"time_budget": 3.0}, ArgumentError, r"time_budget: got 3\.0, expected none"),
+    (["counts"], {}, {"restarts": 2}, ArgumentError, "restarts: got 2, expected none for counts"),
+    (["numbers"], {}, {"restarts": -1}, ArgumentError, "restarts: got -1, expected"),
     (["classes"], {"y": lambda y: 0 * y}, {}, ArgumentError, "y: got one class, 0"),
     (["classes"], {"y": lambda y: np.where(y == 1, "a", None)}, {}, ValueError, "missing labels"),
     (["classes"], {"y": lambda y: np.array([1, "a"] * 20, dtype=object)}, {}, ValueError, "label"),

@@ -789,3 +789,17 @@ def test_deep_kernels_of_many_rows_learn_a_function_of_one_direction():
     error = (stack.predict(x[900:]).mean - y[900:]).square().mean().sqrt()
     plain = next(c for c in stack.components if c.name == "matern").predict(x[900:])[0]
     assert float(error) < 0.5 * float((plain - y[900:]).square().mean().sqrt())
+
+
+@pytest.mark.slow
+def test_further_starts_of_many_rows_are_networks_of_their_own(few_steps, monkeypatch, tmp_path):
+    monkeypatch.setattr(candidates, "_MANY_NETWORK_STEPS", 20)
+    x, y = table(100)
+    stack = StackedGP(["matern", "deep_joint"], exact_rows=80, restarts=1).fit(x, y)
+    found = {component.name: component for component in stack.components}
+    assert found.keys() == {"matern", "deep_joint", "deep_joint 2"}
+    first, second = (found[name].predict(x[:9])[0] for name in ("deep_joint", "deep_joint 2"))
+    assert float((first - second).abs().max()) > 1e-3
+    stack.save(tmp_path / "stack.pt")
+    again = StackedGP.load(tmp_path / "stack.pt").predict(x)
+    torch.testing.assert_close(again.mean, stack.predict(x).mean, rtol=0, atol=0)
