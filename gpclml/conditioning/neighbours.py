@@ -137,15 +137,17 @@ class NearestNeighbors(Conditioning):
                 raise ArgumentError("points", tuple(points.shape), expected)
             given = points
             points = lambda rows: given if rows is None else given[rows.to(given.device)]  # noqa: E731
-        rows = self.observed_rows(num_data, observed)
+        check_counts(num_data=num_data)
+        count = num_data if observed is None else int(observed.count_nonzero())
         neighbors = self._neighbors
-        if neighbors is not None and neighbors.are_near(rows, num_data, points):
+        if neighbors is not None and neighbors.are_near(count, num_data, points):
             return
         self._neighbors = neighbors = None  # memory for one tree is enough
+        rows = None if observed is None else self.observed_rows(num_data, observed)
         order = None
         if self.order == "previous":
             drawn = torch.Generator().manual_seed(self.seed or 0)
-            order = torch.randperm(len(rows), generator=drawn)
+            order = torch.randperm(count, generator=drawn)
         self._neighbors = _Neighbors(num_data, rows, order, points, self.k)
 
     def look_again(self) -> None:
@@ -176,15 +178,18 @@ class _Neighbors:
 
     Rows with a target have places, those of an order that neighbours come before, if there is one.
     Of points with many copies, by the number k of neighbours, the first few are candidates alone.
+    Rows are None where all have a target.
     """
 
     def __init__(
-        self, num_data: int, rows: Tensor, order: Tensor | None, points: Points, k: int
+        self, num_data: int, rows: Tensor | None, order: Tensor | None, points: Points, k: int
     ) -> None:
-        self.num_data, self.num_rows = num_data, len(rows)
+        self.num_data, self.num_rows = num_data, num_data if rows is None else len(rows)
         self._order = order
-        self._rows = rows = rows if order is None else rows[order.argsort()]
-        values = points(None if len(rows) == num_data and order is None else rows).detach()
+        if order is not None:
+            rows = order.argsort() if rows is None else rows[order.argsort()]
+        self._rows = rows
+        values = points(rows).detach()
         # Places of candidates, and of each place the first candidate at the same point.
         self._candidates, self._firsts = _few_copies(values, k)
         if self._candidates is not None:
@@ -195,17 +200,19 @@ class _Neighbors:
     def split(self, chosen: Tensor, k: int) -> Split:
         """The chosen ones of the rows in data order, each with its k nearest."""
         places = chosen if self._order is None else self._order[chosen]
-        near, held_out = self._nearest(places, min(k, self.num_rows - 1)), self._rows[places]
-        given = torch.where(near < 0, -1, self._rows[near])
+        near = self._nearest(places, min(k, self.num_rows - 1))
+        held_out, given = places, near
+        if self._rows is not None:
+            held_out, given = self._rows[places], torch.where(near < 0, -1, self._rows[near])
         if self._watched is None and given.numel():
             distances = _distances(self._points(places[:_WATCHED]), self._points(near[:_WATCHED]))
             pairs = torch.cat([held_out.unsqueeze(-1), given], -1)[:_WATCHED]
             self._watched = pairs, distances.where(pairs[:, 1:].to(distances.device) >= 0, 0.0)
         return Split([held_out.unsqueeze(-1)], given)
 
-    def are_near(self, rows: Tensor, num_data: int, points: Points) -> bool:
+    def are_near(self, num_rows: int, num_data: int, points: Points) -> bool:
         """Whether distances are as they were apart from a common factor, and rows are the same."""
-        if num_data != self.num_data or len(rows) != self.num_rows or self._watched is None:
+        if num_data != self.num_data or num_rows != self.num_rows or self._watched is None:
             return False
         pairs, before = self._watched
         values = points(pairs.clamp_min(0).flatten()).detach().unflatten(0, pairs.shape)
