@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -14,9 +15,12 @@ from gpclml.errors import ArgumentError
 
 # A tree looks at few points where there are few dimensions, and at nearly all where there are many.
 _MOST_DIMENSIONS_OF_A_TREE = 8
-_GROUP = 32  # points of which the nearest one decides whether the others are looked at
-_DISTANCES_AT_ONCE = {"cpu": 1 << 25, "other": 1 << 30}  # entries of a matrix of distances
-_POINTS_AT_ONCE = {"cpu": 128, "other": 4096}  # whose distances stay in a processor's cache
+# Entries of a matrix of distances, points that are looked up, and points to which their distances
+# are computed, at once: on a CPU these stay in the processor's cache.
+_DISTANCES_AT_ONCE = {"cpu": 1 << 25, "other": 1 << 30}
+_POINTS_AT_ONCE = {"cpu": 128, "other": 4096}
+_BLOCK = {"cpu": 2048, "other": 1 << 30}
+_MOST_IN_A_GROUP = 128
 _MOVED = 0.1  # deviation of logarithms of distances from a common factor
 _WATCHED = 64  # points whose distances to their neighbours say how far a metric has moved
 _SAMPLED = 16  # points whose copies are counted
@@ -339,9 +343,10 @@ class NeighborIndex:
             near = self._tree.query(points.numpy(), k=[*range(1, k + 1)], workers=workers)[1]
             near = torch.from_numpy(near)
             return near if self._rows is None else self._rows[near]
-        kind = "cpu" if points.is_cpu else "other"
-        size = _DISTANCES_AT_ONCE[kind] // (self.num_rows + _GROUP)
-        size = max(1, min(_POINTS_AT_ONCE[kind], size))
+        kind, group = "cpu" if points.is_cpu else "other", self._group(k)
+        entries = min(self.num_rows, _BLOCK[kind]) + self.num_rows // group
+        entries = max(1, entries, k * group * points.shape[-1])
+        size = max(1, min(_POINTS_AT_ONCE[kind], _DISTANCES_AT_ONCE[kind] // entries))
         limits = None if before is None else before.to(points.device).split(size)
         chunks = [
             self._nearest(chunk, k, None if limits is None else limits[number])
@@ -350,35 +355,47 @@ class NeighborIndex:
         near = torch.cat(chunks).cpu()
         return near if self._rows is None else self._rows[near]
 
+    def _group(self, k: int) -> int:
+        """Number of points of which the nearest one decides whether the others are looked at."""
+        # Comparing n / g groups and looking at k g points take about the same time.
+        return min(_MOST_IN_A_GROUP, 2 ** round(math.log2(max(1, self.num_rows / (4 * k))) / 2))
+
     def _nearest(self, points: Tensor, k: int, before: Tensor | None) -> Tensor:
         """By distances to all points.
 
         A group of points that has one of the k nearest is among the k groups whose nearest points
         are nearest, so that only points of these are sorted.
         """
-        if self._padded is None:  # to whole groups, by points that are near to none
+        if self._padded is None:  # to whole blocks, by points that are near to none
+            block = _BLOCK["cpu" if points.is_cpu else "other"]
+            block = min(block, -(-self.num_rows // _MOST_IN_A_GROUP) * _MOST_IN_A_GROUP)
             # From the centre products lose fewest digits of distances.
-            whole = torch.nn.functional.pad(
-                self._points - self._center, (0, 0, 0, -self.num_rows % _GROUP)
-            )
-            norms = whole.square().sum(-1)
-            norms[self.num_rows :] = torch.inf
-            self._padded = whole, norms
-        whole, norms = self._padded
+            added = 0, 0, 0, -self.num_rows % block
+            whole = torch.nn.functional.pad(self._points - self._center, added)
+            lengths = whole.square().sum(-1)
+            lengths[self.num_rows :] = torch.inf
+            self._padded = whole.unflatten(0, (-1, block)), lengths.unflatten(0, (-1, block))
+        blocks, lengths = self._padded
+        block, group = lengths.shape[-1], self._group(k)
+        stride = block // group  # between points of a group
         if before is not None:
-            last = -(-max(1, int(before.max())) // _GROUP) * _GROUP
-            whole, norms = whole[:last], norms[:last]
-        # The norm of the point itself is the same for all of its neighbours.
-        distances = torch.addmm(norms, points - self._center, whole.mT, alpha=-2.0)
+            blocks = blocks[: -(-max(1, int(before.max())) // block)]
+        points, nearest = points - self._center, []
+        for number, some in enumerate(blocks):
+            # The length of the point itself is the same for all of its neighbours.
+            distances = torch.addmm(lengths[number], points, some.mT, alpha=-2.0)
+            if before is not None:
+                places = number * block + torch.arange(block, device=points.device)
+                distances.masked_fill_(places >= before.unsqueeze(-1), torch.inf)
+            nearest.append(distances.unflatten(-1, (group, stride)).amin(-2))
+        nearest = torch.cat(nearest, -1)
+        groups = nearest.topk(min(k, nearest.shape[-1]), largest=False).indices.unsqueeze(-1)
+        first = groups // stride * block + groups % stride
+        near = (first + stride * torch.arange(group, device=points.device)).flatten(1)
+        others = blocks.flatten(0, 1).index_select(0, near.flatten()).unflatten(0, near.shape)
+        distances = lengths.flatten()[near] - 2 * (others @ points.unsqueeze(-1)).squeeze(-1)
         if before is not None:
-            places = torch.arange(len(whole), device=points.device)
-            distances.masked_fill_(places >= before.unsqueeze(-1), torch.inf)
-        distances = distances.unflatten(-1, (-1, _GROUP))
-        count = min(k, distances.shape[-2])
-        groups = distances.amin(-1).topk(count, largest=False).indices.unsqueeze(-1)
-        distances = distances.gather(-2, groups.expand(-1, -1, _GROUP)).flatten(1)
-        lengths, order = distances.topk(min(k, distances.shape[-1]), largest=False)
-        members = torch.arange(_GROUP, device=points.device)
-        near = (groups * _GROUP + members).flatten(1).gather(-1, order)
-        near.masked_fill_(lengths == torch.inf, -1)
+            distances.masked_fill_(near >= before.unsqueeze(-1), torch.inf)
+        distances, order = distances.topk(min(k, distances.shape[-1]), largest=False)
+        near = near.gather(-1, order).masked_fill_(distances == torch.inf, -1)
         return torch.nn.functional.pad(near, (0, k - near.shape[-1]), value=-1)

@@ -80,12 +80,19 @@ def test_neighbours_stay_where_the_metric_moved_by_a_factor_or_little():
     assert torch.equal(rows.conditioned_on, expected)
 
 
+@pytest.mark.parametrize("k", [1, 40, 700])
 @pytest.mark.parametrize("d", [2, 12])
-def test_an_index_agrees_with_all_distances(d):
+def test_an_index_agrees_with_all_distances(d, k):
     generator = torch.Generator().manual_seed(0)
     points = torch.rand(5000, d, generator=generator, dtype=torch.float64)
-    near = NeighborIndex(points).nearest(points[:150], 40)
-    assert torch.equal(near, torch.cdist(points[:150], points).topk(40, largest=False).indices)
+    index, asked = NeighborIndex(points), points[:150]
+    distances = torch.cdist(asked, points)
+    assert torch.equal(index.nearest(asked, k), distances.topk(k, largest=False).indices)
+    before = torch.randint(5000, (150,), generator=generator)
+    distances[torch.arange(5000) >= before.unsqueeze(-1)] = torch.inf
+    lengths, expected = distances.topk(k, largest=False)
+    near = index.nearest(asked, k, before)
+    assert torch.equal(near, expected.where(lengths < torch.inf, -1))
 
 
 def test_a_copy_has_its_own_neighbours_and_a_generator_draws_batches():
