@@ -621,7 +621,7 @@ DEFAULT_MANY_ROWS_CANDIDATES = ("matern", "deep_joint", "deep")
 """Those of a stack of many rows that is not told which."""
 
 
-def with_starts(names: Sequence[str], restarts: int) -> list[str]:
+def expand_starts(names: Sequence[str], restarts: int) -> list[str]:
     """Names of candidates of many rows, those with a network several times: "deep", "deep 2"."""
     return [
         f"{name} {start}" if start > 1 else name

@@ -27,10 +27,10 @@ from gpclml.tables.candidates import (
     Component,
     FitOptions,
     checked_names,
+    expand_starts,
     fit_candidates,
     restored_component,
     stored_component,
-    with_starts,
 )
 from gpclml.tables.encoding import MOST_WILD, unusual_values
 from gpclml.tables.missing import averaged, unknown_inputs, within_reach
@@ -197,7 +197,7 @@ class StackedGP(Saved):
             rows = order[: self.fit_rows].sort().values if n > self.fit_rows else None
             default = DEFAULT_CANDIDATES + ("deep",) * (n >= DEEP_ROWS)
         names = self.candidates or default
-        names = names if held_out is None else with_starts(names, self.restarts)
+        names = names if held_out is None else expand_starts(names, self.restarts)
         groups = _checked_categories(categories, x.shape[1])
         options = FitOptions(
             rows, held_out, self.seed, self.restarts, time_budget, categories=groups

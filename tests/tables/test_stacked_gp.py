@@ -796,9 +796,9 @@ def test_further_starts_of_many_rows_are_networks_of_their_own(few_steps, monkey
     monkeypatch.setattr(candidates, "_MANY_NETWORK_STEPS", 20)
     x, y = table(100)
     stack = StackedGP(["matern", "deep_joint"], exact_rows=80, restarts=1).fit(x, y)
-    found = {component.name: component for component in stack.components}
-    assert found.keys() == {"matern", "deep_joint", "deep_joint 2"}
-    first, second = (found[name].predict(x[:9])[0] for name in ("deep_joint", "deep_joint 2"))
+    components = {component.name: component for component in stack.components}
+    assert components.keys() == {"matern", "deep_joint", "deep_joint 2"}
+    first, second = (components[name].predict(x[:9])[0] for name in ("deep_joint", "deep_joint 2"))
     assert float((first - second).abs().max()) > 1e-3
     stack.save(tmp_path / "stack.pt")
     again = StackedGP.load(tmp_path / "stack.pt").predict(x)
