@@ -11,22 +11,37 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
-from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpclml._utils.arguments import callers_level, check_counts, check_positive, checked, seeded
+from gpclml._utils.arguments import (
+    callers_level,
+    check_counts,
+    check_positive,
+    checked,
+    seeded,
+    tensor_like,
+)
 from gpclml._utils.environment import progress_bar, seeded_globally
 from gpclml._utils.resuming import copied_state
+from gpclml.conditioning import NearestNeighbors
 from gpclml.fit.deep_kernel import warm_start_fresh_models
 from gpclml.fit.result import FitWarning, MLLFitResult
-from gpclml.fit.search import detached_data, frozen, search
+from gpclml.fit.search import (
+    bounds_of,
+    detached_data,
+    frozen,
+    positive_hyperparameters,
+    search,
+)
 from gpclml.fit.train import (
     STEPS,
     OptimizerFactory,
@@ -37,6 +52,7 @@ from gpclml.fit.train import (
     set_gradients,
     trainable,
 )
+from gpclml.gram import Transform
 from gpclml.kernels.networks import reset_network
 from gpclml.mlls.fixed_loss import fixed_loss, fresh_loss
 from gpclml.models import find_networks
@@ -60,12 +76,14 @@ def fit_mll(
     """Maximizes an objective over the parameters of its model, in place.
 
     A stochastic optimizer maximizes the objective itself, which redraws its held-out points at each
-    step. SciPy's L-BFGS-B maximizes a function with fixed held-out points; members of a batch are
-    searched one by one where they share nothing and their kernel is known, else together. Its first
-    step is taken in the raw parameters, the others in the logarithms of positive hyperparameters.
-    It continues from its best point if it meets one that cannot be evaluated, and ends when twenty
-    steps gain less than 0.002 nats in all. If a torch optimizer meets a value, gradient or
-    covariance that is not finite, the last good parameters are kept and the result says so.
+    step. It trains raw parameters, or given nearest neighbours the logarithms of positive
+    hyperparameters. SciPy's L-BFGS-B maximizes a function with fixed held-out points; members of a
+    batch are searched one by one where they share nothing and their kernel is known, else together.
+    Its first step is taken in the raw parameters, the others in the logarithms of positive
+    hyperparameters. It continues from its best point if it meets one that cannot be evaluated, and
+    ends when twenty steps gain less than 0.002 nats in all. If a torch optimizer meets a value,
+    gradient or covariance that is not finite, the last good parameters are kept and the result says
+    so.
 
     A model with BoTorch's ``custom_fit``, such as ``RobustRelevancePursuitSingleTaskGP``, is fitted
     by that, whose line searches are these.
@@ -224,6 +242,11 @@ def _climb(
     step at which they were, and the error is raised.
     """
     parameters, limits = trainable(mll), limits_of(mll)
+    members = cast(Any, mll.mlls if isinstance(mll, SumMarginalLogLikelihood) else [mll])
+    has_neighbors = any(
+        isinstance(getattr(member, "conditioning", None), NearestNeighbors) for member in members
+    )
+    positive = _positive(mll) if has_neighbors else []
     (lr, final_lr, network_lr), groups = rates, list(parameters.values())
     if network_lr != lr:
         weights = {id(p) for network in find_networks(mll.model) for p in network.parameters()}
@@ -244,7 +267,8 @@ def _climb(
 
     def step(number: int) -> float:
         value = evaluate()
-        optimizer.step()
+        with _in_logarithms(positive):
+            optimizer.step()
         schedule.step()
         with torch.no_grad():
             for name, pair in limits.items():
@@ -260,6 +284,39 @@ def _climb(
             for parameter, values in zip(parameters.values(), last, strict=False):
                 parameter.copy_(values)
         raise
+
+
+_Positive = tuple[Tensor, Transform, Tensor | float]
+
+
+def _positive(mll: MarginalLogLikelihood) -> list[_Positive]:
+    """Raw parameters of positive hyperparameters, and their transforms and least values."""
+    named, bounds, made = trainable(mll), bounds_of(mll), []
+    for name, transform in positive_hyperparameters(mll).items():
+        least = bounds.get(name, (-math.inf, math.inf))[0]
+        made.append((named[name], transform, transform.value(tensor_like(least, named[name]))))
+    return made
+
+
+@contextmanager
+def _in_logarithms(positive: Sequence[_Positive]) -> Iterator[None]:
+    """Within the block these parameters and their gradients are those of logarithms.
+
+    A raw lengthscale above one is the lengthscale itself: steps of one length in it never reach the
+    thousands that say that a column does not matter.
+    """
+    trained = [each for each in positive if each[0].grad is not None]
+    with torch.no_grad():
+        for parameter, transform, _ in trained:
+            value = transform.value(parameter)
+            cast(Tensor, parameter.grad).mul_(value / transform.slope(parameter))
+            parameter.copy_(value.log())
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, transform, least in trained:
+                parameter.copy_(transform.inverse(parameter.exp().clamp_min(least)))
 
 
 def stopped_after(steps: int, reason: object) -> str:

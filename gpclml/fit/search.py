@@ -154,6 +154,23 @@ def bounds_of(mll: MarginalLogLikelihood) -> Bounds:
     return bounds
 
 
+def positive_hyperparameters(mll: MarginalLogLikelihood) -> dict[str, Transform]:
+    """Trainable hyperparameters that have a lower bound of zero or more, by the parameter's name.
+
+    By GPyTorch's softplus or directly; those of other transforms are left out.
+    """
+    found, named = {}, trainable(mll)
+    for name, parameter, constraint in cast(Any, mll).named_parameters_and_constraints():
+        transform = transform_of(constraint)
+        if transform is None or name not in named:
+            continue
+        if type(constraint) not in (GreaterThan, Positive) or (constraint.lower_bound < 0).any():
+            continue
+        if bool((transform.value(parameter.detach().double()) > 0).all()):
+            found[name] = transform
+    return found
+
+
 # ------------------------------------------------------------------ the vector
 
 
@@ -299,22 +316,13 @@ class Vector:
         return slope
 
     def _logarithms(self) -> list[tuple[ndarray, Transform]]:
-        """Indices of what has a lower bound of zero or more, by GPyTorch's softplus or directly."""
-        slices, lower = self._slices, numpy.zeros(len(self.best))
-        kinds = numpy.full(len(self.best), "raw parameter")
-        for name, parameter, constraint in cast(Any, self._mll).named_parameters_and_constraints():
-            transform = transform_of(constraint)
-            if transform is None or name not in slices:
-                continue
-            if (
-                type(constraint) not in (GreaterThan, Positive)
-                or (constraint.lower_bound < 0).any()
-            ):
-                continue
-            if bool((transform.value(parameter.detach().double()) > 0).all()):
-                kinds[slices[name]] = "softplus" if transform.is_softplus else "direct"
-                if transform.lower_bound is not None:
-                    lower[slices[name]] = numbers(transform.lower_bound)
+        """Indices of positive hyperparameters, by GPyTorch's softplus or directly."""
+        lower, kinds = numpy.zeros(len(self.best)), numpy.full(len(self.best), "raw parameter")
+        for name, transform in positive_hyperparameters(self._mll).items():
+            index = self._slices[name]
+            kinds[index] = "softplus" if transform.is_softplus else "direct"
+            if transform.lower_bound is not None:
+                lower[index] = numbers(transform.lower_bound)
         softplus, direct = ((kinds == kind).nonzero()[0] for kind in ("softplus", "direct"))
         bounded = Transform(is_softplus=True, lower_bound=torch.from_numpy(lower[softplus]))
         pairs = (softplus, bounded), (direct, Transform(is_softplus=False))

@@ -201,6 +201,48 @@ def test_a_fit_finds_what_made_the_data(optimizer, order):
     assert (predicted.mean - truth).square().mean().sqrt() < 0.06
 
 
+def test_steps_are_taken_in_logarithms():
+    x, y = data(120, 4)
+    model, other = (GPRegression(x, y, "rq") for _ in range(2))
+    mlls = [objective(each, k=8, batch=40) for each in (model, other)]
+    fit_mll(mlls[0], "adam", steps=30, lr=0.1, progress=False)
+    # The same by hand: each positive hyperparameter is the exponential of a leaf.
+    kernel = "covar_module.base_kernel"
+    places = [
+        ("likelihood.noise_covar", "noise"),
+        ("covar_module", "outputscale"),
+        (kernel, "lengthscale"),
+        (kernel, "alpha"),
+    ]
+    modules = [(other.get_submodule(path), name) for path, name in places]
+    leaves = [torch.nn.Parameter(getattr(module, name).log()) for module, name in modules]
+    constant = other.mean_module.raw_constant
+    optimizer = torch.optim.Adam([constant, *leaves], lr=0.1)
+    for _ in range(30):
+        values = [getattr(module, name) for module, name in modules]
+        raw = [getattr(module, f"raw_{name}") for module, name in modules]
+        constant.grad, *slopes = torch.autograd.grad(fresh_loss(mlls[1]), [constant, *raw])
+        for leaf, value, parameter, slope in zip(leaves, values, raw, slopes, strict=True):
+            (by_raw,) = torch.autograd.grad(value.sum(), parameter)
+            leaf.grad = slope / by_raw * value.detach()
+        optimizer.step()
+        for (module, name), leaf in zip(modules, leaves, strict=True):
+            setattr(module, name, leaf.detach().exp())
+    for (path, name), leaf in zip(places, leaves, strict=True):
+        fitted = getattr(model.get_submodule(path), name)
+        torch.testing.assert_close(fitted, leaf.exp(), rtol=1e-8, atol=0)
+
+
+def test_columns_that_do_not_matter_have_long_lengthscales():
+    x, _ = data(400, 5)
+    model = GPRegression(x, (6 * x[:, 0]).sin())
+    fit_mll(objective(model, k=12), "adam", steps=200, lr=0.1, progress=False)
+    lengthscales = model.covar_module.base_kernel.lengthscale.detach().flatten()
+    assert lengthscales[0] < 10
+    assert (lengthscales[1:] > 100).all()
+    assert model.likelihood.noise.item() == pytest.approx(1.01e-4, rel=0.2)
+
+
 def test_one_strategy_serves_two_objectives():
     strategy, values = NearestNeighbors(k=5, batch=None, refresh=5), []
     for n in (30, 40, 30):
