@@ -76,14 +76,14 @@ def fit_mll(
     """Maximizes an objective over the parameters of its model, in place.
 
     A stochastic optimizer maximizes the objective itself, which redraws its held-out points at each
-    step. It trains raw parameters, or given nearest neighbours the logarithms of positive
-    hyperparameters. SciPy's L-BFGS-B maximizes a function with fixed held-out points; members of a
-    batch are searched one by one where they share nothing and their kernel is known, else together.
-    Its first step is taken in the raw parameters, the others in the logarithms of positive
-    hyperparameters. It continues from its best point if it meets one that cannot be evaluated, and
-    ends when twenty steps gain less than 0.002 nats in all. If a torch optimizer meets a value,
-    gradient or covariance that is not finite, the last good parameters are kept and the result says
-    so.
+    step. It trains raw parameters, or given nearest neighbours and without networks the logarithms
+    of positive hyperparameters. SciPy's L-BFGS-B maximizes a function with fixed held-out points;
+    members of a batch are searched one by one where they share nothing and their kernel is known,
+    else together. Its first step is taken in the raw parameters, the others in the logarithms of
+    positive hyperparameters. It continues from its best point if it meets one that cannot be
+    evaluated, and ends when twenty steps gain less than 0.002 nats in all. If a torch optimizer
+    meets a value, gradient or covariance that is not finite, the last good parameters are kept and
+    the result says so.
 
     A model with BoTorch's ``custom_fit``, such as ``RobustRelevancePursuitSingleTaskGP``, is fitted
     by that, whose line searches are these.
@@ -246,7 +246,8 @@ def _climb(
     has_neighbors = any(
         isinstance(getattr(member, "conditioning", None), NearestNeighbors) for member in members
     )
-    positive = _positive(mll) if has_neighbors else []
+    # Features of a network, whose weights say which columns matter, predict worse so.
+    positive = _positive(mll) if has_neighbors and not find_networks(mll.model) else []
     (lr, final_lr, network_lr), groups = rates, list(parameters.values())
     if network_lr != lr:
         weights = {id(p) for network in find_networks(mll.model) for p in network.parameters()}

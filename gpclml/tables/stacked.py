@@ -66,8 +66,9 @@ class StackedGP(Saved):
     With more than ``exact_rows`` the candidates are trained by the densities of points given their
     nearest neighbours (:class:`~gpclml.conditioning.NearestNeighbors`), on all rows but 5 % of
     them, at most 2000. To these are fitted scales, tails and weights, since a network predicts the
-    rows that it learned its features from too well. New rows are predicted from their neighbours
-    among all rows: time and memory grow in proportion to the rows.
+    rows that it learned its features from too well; each component has errors of three scales. New
+    rows are predicted from their neighbours among all rows: time and memory grow in proportion to
+    the rows.
 
     Rows that are copies of others, as by oversampling or a join, are fitted once, with a warning:
     else each would be predicted from its copy, and new rows would fall out of the intervals. Equal
@@ -250,16 +251,23 @@ class StackedGP(Saved):
         train_x = self._check_fitted()
         if x.shape[1:] != train_x.shape[1:] or x.device != train_x.device:
             self._moments(x)  # says what is wrong with them
-        # A column of weight, degrees of freedom and tail variance for each component.
-        weights, degrees, tails = torch.tensor([
-            (c.weight, c.calibration.degrees, c.calibration.tail_variance) for c in self._predictors
-        ], dtype=torch.float64).to(x).T  # fmt: skip
-        weights = weights / weights.sum()
-        locations, scales = averaged(
-            self._moments, x, train_x, self._categories, tails[:, None], self.seed
-        )
-        warps = [component.warp for component in self._predictors]
-        return StackedPrediction(weights, locations, scales, degrees, warps, counts=self.counts)
+        variances = [[c.calibration.tail_variance] for c in self._predictors]
+        tails = torch.tensor(variances, dtype=torch.float64).to(x)
+        locations, scales = averaged(self._moments, x, train_x, self._categories, tails, self.seed)
+        # For each scale of a component's errors: its number, weight, degrees of freedom, factor.
+        parts = [
+            (number, component.weight * share, component.calibration.degrees, factor)
+            for number, component in enumerate(self._predictors)
+            for share, factor in component.calibration.parts
+        ]
+        numbers = [number for number, *_ in parts]
+        columns = torch.tensor([part[1:] for part in parts], dtype=torch.float64)
+        weights, degrees, factors = columns.to(x).T
+        warps = [self._predictors[number].warp for number in numbers]
+        return StackedPrediction(
+            weights / weights.sum(), locations[numbers], factors[:, None] * scales[numbers],
+            degrees, warps, counts=self.counts,
+        )  # fmt: skip
 
     def unknown_inputs(self, x: Tensor) -> Tensor:
         """Which inputs of points are averaged over: NaN, and levels that no training row has.

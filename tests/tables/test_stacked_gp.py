@@ -424,6 +424,39 @@ def test_scales_and_density():
     )
 
 
+def test_errors_of_several_scales():
+    calibration = Calibration(2.0, 5.0, shares=(0.3, 0.5, 0.2))
+    values = np.linspace(-20, 20, 41)
+    parts = [stats.t(5.0, scale=scale) for scale in (2 / 3, 2.0, 6.0)]
+    density = sum(w * part.pdf(values) for w, part in zip((0.3, 0.5, 0.2), parts, strict=True))
+    got = calibration.log_density(torch.from_numpy(values), torch.zeros(41))
+    np.testing.assert_allclose(got.exp(), density)
+    variance = sum(w * part.var() for w, part in zip((0.3, 0.5, 0.2), parts, strict=True))
+    assert 4 * calibration.tail_variance == pytest.approx(variance)
+
+
+def test_shares_of_scales_show_points_that_are_predicted_far_better_than_others():
+    draws = np.random.default_rng(2)
+
+    def errors(n):
+        return draws.standard_normal(n) * np.where(draws.random(n) < 0.6, 0.1, 1.0)
+
+    fits = [fit_calibration(errors(1000), mixed=mixed) for mixed in (False, True)]
+    new = errors(20_000)
+    logs = [fit.log_density(torch.from_numpy(new), torch.zeros(len(new))).mean() for fit in fits]
+    assert logs[1] > logs[0] + 0.03
+    held = []
+    for fit in fits:
+        scaled = np.abs(new)[:, None] / (fit.scale * np.array([factor for _, factor in fit.parts]))
+        inside = 2 * stats.t(fit.degrees).cdf(scaled) - 1  # of each part's interval to the value
+        shares = [share for share, _ in fit.parts]
+        held.append(float((inside @ shares < 0.9).mean()))
+    assert abs(held[1] - 0.9) < 0.02 < abs(held[0] - 0.9)
+    plain = fit_calibration(draws.standard_normal(1000), mixed=True)
+    assert plain.shares[1] > 0.8
+    assert plain.scale**2 * plain.tail_variance == pytest.approx(1.0, abs=0.1)
+
+
 @pytest.mark.parametrize(
     ("values", "locations", "more", "error", "message"),
     [
@@ -492,8 +525,10 @@ def test_weights_scales_and_scores_are_those_of_the_residuals(fitted):
         )
         locations = table()[1] - error * component.model.target_scale
         calibration = fit_calibration(residuals, locations, hyperparameters=count)
-        expected = dataclasses.astuple(component.calibration)
-        assert dataclasses.astuple(calibration) == pytest.approx(expected, rel=1e-5)
+        *expected, shares = dataclasses.astuple(component.calibration)
+        *numbers, others = dataclasses.astuple(calibration)
+        assert numbers == pytest.approx(expected, rel=1e-5)
+        assert shares == others == (0.0, 1.0, 0.0)
         unit = deviation * component.model.target_scale
         row = calibration.log_density(residuals, locations) - unit.log()
         logs.append(row)
@@ -789,6 +824,17 @@ def test_deep_kernels_of_many_rows_learn_a_function_of_one_direction():
     error = (stack.predict(x[900:]).mean - y[900:]).square().mean().sqrt()
     plain = next(c for c in stack.components if c.name == "matern").predict(x[900:])[0]
     assert float(error) < 0.5 * float((plain - y[900:]).square().mean().sqrt())
+
+
+@pytest.mark.slow
+def test_many_rows_without_noise_of_which_few_columns_matter():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(700, 8, generator=generator, dtype=torch.float64)
+    y = x[:, 0].sin() + x[:, 1]
+    stack = StackedGP(["matern"], exact_rows=300).fit(x[:500], y[:500])
+    prediction = stack.predict(x[500:])
+    assert float((prediction.mean - y[500:]).abs().median()) < 1e-3
+    assert float(prediction.std.median()) < 3e-3  # GPyTorch's least noise has .01
 
 
 @pytest.mark.slow
