@@ -467,7 +467,7 @@ _MOST_FEATURES = 16
 # features of a network that may explain as much predict worse (pol: errors of .09 for .06).
 _LEAST_NOISE = 1e-8
 _FEATURES_START = 0.4  # variance of a function of features, where that of the inputs has one
-_PRECISION = 1e-5  # deviations of a column, up to which float32 may round its values
+_PRECISION = 1e-5  # deviations of a column or the targets, up to which float32 may round values
 
 Groups = Sequence[Sequence[int]]
 """For each category the columns that are its levels."""
@@ -801,10 +801,11 @@ def _models(
 
 
 def _in_single_precision(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Data in float32, in which networks take half the time, where it tells inputs apart."""
-    rounded = x.float()
-    error = (x - rounded).abs().amax(0)
-    return (rounded, y.float()) if bool((error <= _PRECISION * x.std(0)).all()) else (x, y)
+    """Data in float32, in which networks take half the time, where it tells their values apart."""
+    rounded = x.float(), y.float()
+    pairs = zip((x, y), rounded, strict=True)
+    errors = [((a - b).abs().amax(0), _PRECISION * a.std(0)) for a, b in pairs]
+    return rounded if all(bool((error <= most).all()) for error, most in errors) else (x, y)
 
 
 def _warped(y: Tensor, warp: Warp) -> Tensor:

@@ -835,6 +835,14 @@ def test_many_rows_without_noise_of_which_few_columns_matter():
     prediction = stack.predict(x[500:])
     assert float((prediction.mean - y[500:]).abs().median()) < 1e-3
     assert float(prediction.std.median()) < 3e-3  # GPyTorch's least noise has .01
+    # Targets that float32 does not tell apart, like times of a day in milliseconds since 1970.
+    stack = StackedGP(["matern"], exact_rows=300).fit(x[:500], 1e6 * y[:500] + 1.7e12)
+    shifted = stack.predict(x[500:])
+    error = (shifted.mean - 1.7e12) / 1e6 - y[500:]
+    assert float(error.abs().median()) < 1e-3
+    lower, upper = shifted.interval(0.9)
+    inside = (lower <= 1e6 * y[500:] + 1.7e12) & (1e6 * y[500:] + 1.7e12 <= upper)
+    assert float(inside.double().mean()) > 0.8
 
 
 @pytest.mark.slow
