@@ -42,7 +42,7 @@ from gpclml.inference.units import PosteriorNormal, above_rounding
 from gpclml.linalg import DenseCovariance, GramCovariance
 
 _LOOKED_UP_AT_ONCE = 2048  # new points
-_ENTRIES_AT_ONCE = {"cpu": 1 << 20, "other": 1 << 28}  # of covariances of neighbours
+_ENTRIES_AT_ONCE = {"cpu": 1 << 19, "other": 1 << 28}  # of covariances of neighbours
 
 
 def mean_log_density(data: Observations, split: Split) -> Tensor:
