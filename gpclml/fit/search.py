@@ -159,7 +159,7 @@ def positive_hyperparameters(mll: MarginalLogLikelihood) -> dict[str, Transform]
 
     By GPyTorch's softplus or directly; those of other transforms are left out.
     """
-    found, named = {}, trainable(mll)
+    positive, named = {}, trainable(mll)
     for name, parameter, constraint in cast(Any, mll).named_parameters_and_constraints():
         transform = transform_of(constraint)
         if transform is None or name not in named:
@@ -167,8 +167,8 @@ def positive_hyperparameters(mll: MarginalLogLikelihood) -> dict[str, Transform]
         if type(constraint) not in (GreaterThan, Positive) or (constraint.lower_bound < 0).any():
             continue
         if bool((transform.value(parameter.detach().double()) > 0).all()):
-            found[name] = transform
-    return found
+            positive[name] = transform
+    return positive
 
 
 # ------------------------------------------------------------------ the vector

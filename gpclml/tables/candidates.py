@@ -223,7 +223,7 @@ class Calibration:
         return self.scale * (self.slope * z).exp()
 
     @property
-    def parts(self) -> list[tuple[float, float]]:
+    def mixture(self) -> list[tuple[float, float]]:
         """Shares of the mixture and their factors of the scale, without those of no share."""
         return [pair for pair in zip(self.shares, _FACTORS, strict=True) if pair[0] > 0]
 
@@ -231,7 +231,7 @@ class Calibration:
     def tail_variance(self) -> float:
         """The variance of the mixture at scale one; of one Student's t nu / (nu - 2)."""
         single = 1.0 if math.isinf(self.degrees) else self.degrees / (self.degrees - 2)
-        return single * sum(share * factor**2 for share, factor in self.parts)
+        return single * sum(share * factor**2 for share, factor in self.mixture)
 
     def log_density(self, residuals: Tensor, locations: Tensor) -> Tensor:
         """The log density, in nats, of errors in units of predicted deviations, ``(n,)``.
@@ -239,7 +239,7 @@ class Calibration:
         ``locations`` are the predictions, in units of the targets, ``(n,)``.
         """
         scales = self.scales(locations)
-        logs = _log_parts((residuals / scales).numpy(), self.degrees)
+        logs = _log_densities_by_factor((residuals / scales).numpy(), self.degrees)
         values = logsumexp(logs, axis=0, b=np.array(self.shares)[:, None])
         return torch.from_numpy(values) - scales.log()
 
@@ -326,12 +326,14 @@ def fit_calibration(
     degrees = 1 / inverse if inverse > _NORMAL else math.inf
     shares = _SHARES
     if mixed:
-        logs = torch.from_numpy(_log_parts(r * np.exp(-log_scale - slope * z), degrees))
+        logs = torch.from_numpy(
+            _log_densities_by_factor(r * np.exp(-log_scale - slope * z), degrees)
+        )
         shares = tuple(stacking_weights(logs, pseudo_counts=1.0).tolist())
     return Calibration(math.exp(log_scale), degrees, slope, center, width, shares)
 
 
-def _log_parts(z: NDArray[np.float64], degrees: float) -> NDArray[np.float64]:
+def _log_densities_by_factor(z: NDArray[np.float64], degrees: float) -> NDArray[np.float64]:
     """Log densities of errors in units of the scale under each factor of it, ``(3, n)``."""
     factors = np.array(_FACTORS)[:, None]
     return t.logpdf(z / factors, degrees) - np.log(factors)

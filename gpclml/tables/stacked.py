@@ -255,13 +255,13 @@ class StackedGP(Saved):
         tails = torch.tensor(variances, dtype=torch.float64).to(x)
         locations, scales = averaged(self._moments, x, train_x, self._categories, tails, self.seed)
         # For each scale of a component's errors: its number, weight, degrees of freedom, factor.
-        parts = [
+        terms = [
             (number, component.weight * share, component.calibration.degrees, factor)
             for number, component in enumerate(self._predictors)
-            for share, factor in component.calibration.parts
+            for share, factor in component.calibration.mixture
         ]
-        numbers = [number for number, *_ in parts]
-        columns = torch.tensor([part[1:] for part in parts], dtype=torch.float64)
+        numbers = [number for number, *_ in terms]
+        columns = torch.tensor([term[1:] for term in terms], dtype=torch.float64)
         weights, degrees, factors = columns.to(x).T
         warps = [self._predictors[number].warp for number in numbers]
         return StackedPrediction(

@@ -425,13 +425,13 @@ def test_scales_and_density():
 
 
 def test_errors_of_several_scales():
-    calibration = Calibration(2.0, 5.0, shares=(0.3, 0.5, 0.2))
-    values = np.linspace(-20, 20, 41)
-    parts = [stats.t(5.0, scale=scale) for scale in (2 / 3, 2.0, 6.0)]
-    density = sum(w * part.pdf(values) for w, part in zip((0.3, 0.5, 0.2), parts, strict=True))
+    shares, values = np.array([0.3, 0.5, 0.2]), np.linspace(-20, 20, 41)
+    calibration = Calibration(2.0, 5.0, shares=tuple(shares))
+    singles = [stats.t(5.0, scale=scale) for scale in (2 / 3, 2.0, 6.0)]
+    density = shares @ [single.pdf(values) for single in singles]
     got = calibration.log_density(torch.from_numpy(values), torch.zeros(41))
     np.testing.assert_allclose(got.exp(), density)
-    variance = sum(w * part.var() for w, part in zip((0.3, 0.5, 0.2), parts, strict=True))
+    variance = shares @ [single.var() for single in singles]
     assert 4 * calibration.tail_variance == pytest.approx(variance)
 
 
@@ -447,9 +447,9 @@ def test_shares_of_scales_show_points_that_are_predicted_far_better_than_others(
     assert logs[1] > logs[0] + 0.03
     held = []
     for fit in fits:
-        scaled = np.abs(new)[:, None] / (fit.scale * np.array([factor for _, factor in fit.parts]))
-        inside = 2 * stats.t(fit.degrees).cdf(scaled) - 1  # of each part's interval to the value
-        shares = [share for share, _ in fit.parts]
+        shares, factors = np.array(fit.mixture).T
+        scaled = np.abs(new)[:, None] / (fit.scale * factors)
+        inside = 2 * stats.t(fit.degrees).cdf(scaled) - 1  # of the interval to the value
         held.append(float((inside @ shares < 0.9).mean()))
     assert abs(held[1] - 0.9) < 0.02 < abs(held[0] - 0.9)
     plain = fit_calibration(draws.standard_normal(1000), mixed=True)
