@@ -36,7 +36,7 @@ from gpclml.conditioning import NearestNeighbors
 from gpclml.fit.deep_kernel import warm_start_fresh_models
 from gpclml.fit.result import FitWarning, MLLFitResult
 from gpclml.fit.search import (
-    bounds_of,
+    MARGIN,
     detached_data,
     frozen,
     positive_hyperparameters,
@@ -287,15 +287,16 @@ def _climb(
         raise
 
 
-_Positive = tuple[Tensor, Transform, Tensor | float]
+_Positive = tuple[Tensor, Transform, Tensor]
 
 
 def _positive(mll: MarginalLogLikelihood) -> list[_Positive]:
     """Raw parameters of positive hyperparameters, and their transforms and least values."""
-    named, bounds, made = trainable(mll), bounds_of(mll), []
+    named, made = trainable(mll), []
     for name, transform in positive_hyperparameters(mll).items():
-        least = bounds.get(name, (-math.inf, math.inf))[0]
-        made.append((named[name], transform, transform.value(tensor_like(least, named[name]))))
+        bound = 0.0 if transform.lower_bound is None else transform.lower_bound
+        least = (1 + MARGIN) * tensor_like(bound, named[name])
+        made.append((named[name], transform, least.clamp_min(torch.finfo(least.dtype).tiny)))
     return made
 
 
@@ -308,9 +309,12 @@ def _in_logarithms(positive: Sequence[_Positive]) -> Iterator[None]:
     """
     trained = [each for each in positive if each[0].grad is not None]
     with torch.no_grad():
-        for parameter, transform, _ in trained:
-            value = transform.value(parameter)
-            cast(Tensor, parameter.grad).mul_(value / transform.slope(parameter))
+        for parameter, transform, least in trained:
+            value = transform.value(parameter).clamp_min(least)
+            slope = tensor_like(transform.slope(parameter), parameter)
+            # A softplus has no slope far below zero.
+            slope = slope.clamp_min(torch.finfo(slope.dtype).tiny)
+            cast(Tensor, parameter.grad).mul_(value / slope)
             parameter.copy_(value.log())
     try:
         yield

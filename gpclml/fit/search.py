@@ -55,7 +55,7 @@ Record = Callable[[float], None]
 Bounds = dict[str, tuple[Any, Any]]
 Reason = Literal["converged", "limit", "abnormal"]
 
-_MARGIN = 0.01  # of a bound: no value comes closer to it than by this share
+MARGIN = 0.01  # of a bound: no value comes closer to it than by this share
 # Of a rational quadratic kernel. Beyond it differs from the RBF kernel, by r^4 / 8 alpha, too
 # little to learn from, and as GPyTorch computes it, (1 + r^2 / 2 alpha)^-alpha, it is off by alpha
 # epsilons.
@@ -144,7 +144,7 @@ def bounds_of(mll: MarginalLogLikelihood) -> Bounds:
         # A softplus is flat near its bound, from where a search could not return.
         lower = constraint.lower_bound
         if lower.numel() == 1 and constraint.enforced and 0 < float(lower) < math.inf:
-            nearest = float(constraint.inverse_transform(lower * (1 + _MARGIN)))
+            nearest = float(constraint.inverse_transform(lower * (1 + MARGIN)))
             bounds[name] = min(nearest, float(parameter.detach().min())), math.inf
         module, _, attribute = name.rpartition(".")
         if attribute == "raw_alpha" and isinstance(mll.get_submodule(module), RQKernel):

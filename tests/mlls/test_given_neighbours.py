@@ -243,6 +243,17 @@ def test_columns_that_do_not_matter_have_long_lengthscales():
     assert model.likelihood.noise.item() == pytest.approx(1.01e-4, rel=0.2)
 
 
+def test_steps_from_where_a_softplus_is_flat_stay_finite():
+    x, y = data(60)
+    model = GPRegression(x.float(), y.float())
+    with torch.no_grad():
+        model.covar_module.raw_outputscale.fill_(-120.0)
+        model.covar_module.base_kernel.raw_lengthscale.fill_(-120.0)
+    fit_mll(objective(model, k=8), "adam", steps=3, lr=0.1, progress=False)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert model.predict(x.float(), neighbors=8).mean.isfinite().all()
+
+
 def test_one_strategy_serves_two_objectives():
     strategy, values = NearestNeighbors(k=5, batch=None, refresh=5), []
     for n in (30, 40, 30):
