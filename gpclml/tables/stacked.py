@@ -260,10 +260,10 @@ class StackedGP(Saved):
             for number, component in enumerate(self._predictors)
             for share, factor in component.calibration.mixture
         ]
-        numbers = [number for number, *_ in terms]
+        numbers = torch.tensor([number for number, *_ in terms], device=x.device)
         columns = torch.tensor([term[1:] for term in terms], dtype=torch.float64)
         weights, degrees, factors = columns.to(x).T
-        warps = [self._predictors[number].warp for number in numbers]
+        warps = [self._predictors[number].warp for number, *_ in terms]
         return StackedPrediction(
             weights / weights.sum(), locations[numbers], factors[:, None] * scales[numbers],
             degrees, warps, counts=self.counts,
