@@ -311,9 +311,9 @@ def _in_logarithms(positive: Sequence[_Positive]) -> Iterator[None]:
     with torch.no_grad():
         for parameter, transform, least in trained:
             value = transform.value(parameter).clamp_min(least)
-            slope = tensor_like(transform.slope(parameter), parameter)
-            # A softplus has no slope far below zero.
-            slope = slope.clamp_min(torch.finfo(slope.dtype).tiny)
+            slope = transform.slope(parameter)
+            if isinstance(slope, Tensor):  # far below zero a softplus has none
+                slope = slope.clamp_min(torch.finfo(slope.dtype).tiny)
             cast(Tensor, parameter.grad).mul_(value / slope)
             parameter.copy_(value.log())
     try:

@@ -187,8 +187,8 @@ _LEAST_TAIL = 0.05
 _MOST_LOG_SCALE, _MOST_SLOPE = 5.0, 1.0
 _FARTHEST = 2.0  # deviations of predictions from their mean, beyond which the scale stays
 _STARTS = (0.02, 0.2)
-_FACTORS = (1 / 3, 1.0, 3.0)
-_SHARES = (0.0, 1.0, 0.0)
+_FACTORS = (1 / 3, 1.0, 3.0)  # of the scale, in a mixture
+_SHARES = (0.0, 1.0, 0.0)  # of these factors, where errors have one scale
 _OPTIONS = {"ftol": 1e-14, "gtol": 1e-9}
 _NORMAL = 1e-4  # of 1 / nu, below which the tails are taken for those of a normal
 
@@ -466,7 +466,7 @@ _RATE, _NETWORK_RATE, _FINAL_RATE = 0.1, 2e-3, 1e-3
 _WIDTHS = (256, 256)
 _MOST_FEATURES = 16
 # Of plain kernels, as a share of the targets' variance. Some tables have less than GPyTorch's 1e-4;
-# features of a network that may explain as much predict worse (pol: errors of .09 for .06).
+# features of a network that may explain all but so little predict worse.
 _LEAST_NOISE = 1e-8
 _FEATURES_START = 0.4  # variance of a function of features, where that of the inputs has one
 _PRECISION = 1e-5  # deviations of a column or the targets, up to which float32 may round values
