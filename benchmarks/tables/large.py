@@ -163,12 +163,12 @@ def _sections(cells: pandas.DataFrame) -> Iterator[str]:
     yield section("Methods", table(about))
     means = {metric: case_means(cells, metric).droplevel("n") for metric in ("rmse", "nll")}
     # Ranks among other methods than on another table would not be comparable.
-    counts = cells.groupby("table")["method"].transform("nunique")
-    whole = cells[counts == len(about)]
+    counts = cells.groupby("method")["table"].transform("nunique")
+    whole = cells[counts == cells["table"].nunique()]
     if len(whole):
         columns = ["rank NLL", "rank CRPS", "rank RMSE", "coverage 50", "coverage 95", "failures"]
         results = standing(whole)[columns].astype(float).round(3)
-        said = f"Tables that every method has been run on: {', '.join(sorted(set(whole.table)))}."
+        said = "Among the methods that have been run on all of these tables."
         yield section("Mean ranks", said, table(results))
     for metric, digits in (("rmse", 4), ("nll", 3), ("crps", 4), ("coverage_90", 3)):
         said = "Means over splits; `-`: failed, or not run."

@@ -159,7 +159,10 @@ def fit_networks(
         training = _SubsetTraining(mll, rows, checkpoints, lr, seed)
         before = copied_state(mll)
         try:
-            training.start(first)
+            if first is None:
+                training.start()
+            else:
+                mll.load_state_dict(first)
             training.train(checkpoints[chosen - 1], progress)
         except (NanError, NotPSDError) as error:
             mll.load_state_dict(before)

@@ -458,6 +458,8 @@ _LONG = (1.5, 1.0)
 _CATEGORY = (0.5, 1.0)  # of a category: two of its levels are correlated by exp(-1 / lengthscale²)
 _LINEAR_START = 0.1  # variance of a standardized input's slope, beside a fitted kernel
 _NETWORK_STEPS = 300
+# That hyperparameters are fitted to, at most: a fit to twice as many takes five times as long.
+_FIT_ROWS, _DEEP_FIT_ROWS = 1000, 2000
 
 # Of candidates that are trained given neighbours.
 _MOST_NEIGHBORS = 256  # twice as many take predictions eight times as long
@@ -696,13 +698,14 @@ def checked_names(argument: str, names: Sequence[str], known: Iterable[str]) -> 
 class FitOptions:
     """How candidates are fitted.
 
-    ``rows`` are those by which hyperparameters are fitted, all if None. ``held_out`` are those by
-    which candidates of many rows are calibrated and weighted; None for few rows, where each row is
-    predicted from all others. After so many ``seconds``, at the clock time ``deadline``, no further
-    candidate is begun but the ``first``.
+    Hyperparameters are fitted to ``fit_rows`` rows, the first of ``order``; None for the default.
+    ``held_out`` are those by which candidates of many rows are calibrated and weighted; None for
+    few rows, where each row is predicted from all others. After so many ``seconds``, at the clock
+    time ``deadline``, no further candidate is begun but the ``first``.
     """
 
-    rows: Tensor | None = None
+    order: Tensor
+    fit_rows: int | None = None
     held_out: Tensor | None = None
     seed: int = 0
     restarts: int = 0
@@ -725,7 +728,7 @@ def _fit_candidate(
     network predicts the rows too well that it learned its features from. Predictions are
     conditioned on these rows too.
     """
-    start, held_out, rows = time.perf_counter(), options.held_out, options.rows
+    start, held_out, rows = time.perf_counter(), options.held_out, None
     known = CANDIDATES if held_out is None else MANY_ROWS_CANDIDATES
     kind, _, start_number = name.partition(" ")
     if kind not in known:
@@ -735,7 +738,10 @@ def _fit_candidate(
     options = replace(options, seed=options.seed + int(start_number or 1) - 1)
     if candidate.needs_categories and not options.categories:
         return None
-    if held_out is not None:
+    if held_out is None:
+        most = options.fit_rows or (_DEEP_FIT_ROWS if kind == "deep" else _FIT_ROWS)
+        rows = options.order[:most].sort().values if most < len(y) else None
+    else:
         x, y = _in_single_precision(x, y)
         kept = torch.ones(len(y), dtype=torch.bool, device=x.device)
         kept[held_out] = False

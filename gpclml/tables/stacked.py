@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 LEAST_ROWS = 5
 _FITTED = "x", "y", "columns", "categories"
-_FIT_ROWS = 2000
 _EXACT_ROWS = 5000
 _PSEUDO_COUNTS = 3.0  # rows that the prior of the weights gives to each component
 _LEAST_WEIGHT = 0.01  # of a component that predicts given neighbours
@@ -80,8 +79,8 @@ class StackedGP(Saved):
         candidates: Names of the models; None for all of
             ``gpclml.tables.DEFAULT_CANDIDATES``, and ``"deep"`` from 1000 rows on; with more than
             ``exact_rows`` for ``gpclml.tables.DEFAULT_MANY_ROWS_CANDIDATES``.
-        fit_rows: Largest number of rows, drawn at random, that hyperparameters are fitted to;
-            predictions are conditioned on all rows.
+        fit_rows: Largest number of rows, drawn at random, that hyperparameters are fitted to, None
+            for 1000, and 2000 for ``"deep"``; predictions are conditioned on all rows.
         exact_rows: Largest number of rows that predictions are conditioned on all together.
         restarts: Number of further starts of each fit; the best is kept. With more than
             ``exact_rows`` they are of networks alone, from other weights and with other batches,
@@ -114,7 +113,7 @@ class StackedGP(Saved):
         self,
         candidates: Sequence[str] | None = None,
         *,
-        fit_rows: int = _FIT_ROWS,
+        fit_rows: int | None = None,
         exact_rows: int = _EXACT_ROWS,
         restarts: int = 0,
         extrapolation: float = 2.0,
@@ -124,7 +123,9 @@ class StackedGP(Saved):
         if candidates is not None:  # from the cheapest to the most expensive
             known = {**CANDIDATES, **MANY_ROWS_CANDIDATES}
             self.candidates = checked_names("candidates", candidates, known)
-        check_counts(LEAST_ROWS, fit_rows=fit_rows, exact_rows=exact_rows)
+        check_counts(LEAST_ROWS, exact_rows=exact_rows)
+        if fit_rows is not None:
+            check_counts(LEAST_ROWS, fit_rows=fit_rows)
         check_counts(0, restarts=restarts)
         if not extrapolation >= 0:
             raise ArgumentError("extrapolation", extrapolation, "0 or more")
@@ -189,19 +190,18 @@ class StackedGP(Saved):
         x, y, columns = _checked(x, y)
         x, y, self.copies = _without_copies(x, y)
         x = _without_wild_values(x)
-        n, rows, held_out = len(y), None, None
+        n, held_out = len(y), None
         order = torch.randperm(n, generator=seeded(self.seed)).to(x.device)
         if n > self.exact_rows:
             held_out = order[: min(_MOST_HELD_OUT, max(LEAST_ROWS, n // 20))].sort().values
             default = DEFAULT_MANY_ROWS_CANDIDATES
         else:
-            rows = order[: self.fit_rows].sort().values if n > self.fit_rows else None
             default = DEFAULT_CANDIDATES + ("deep",) * (n >= DEEP_ROWS)
         names = self.candidates or default
         names = names if held_out is None else expand_starts(names, self.restarts)
         groups = _checked_categories(categories, x.shape[1])
         options = FitOptions(
-            rows, held_out, self.seed, self.restarts, time_budget, categories=groups
+            order, self.fit_rows, held_out, self.seed, self.restarts, time_budget, categories=groups
         )
         fits, failures = fit_candidates(names, x, y, options, n_jobs=n_jobs, progress=progress)
         if not fits:

@@ -635,7 +635,7 @@ def test_a_spent_time_budget_keeps_the_fastest_candidate():
 
 
 @pytest.mark.slow
-def test_hyperparameters_of_some_rows_and_predictions_from_all():
+def test_hyperparameters_of_some_rows_and_predictions_from_all(monkeypatch):
     x, y = table(60)
     names = ["matern", "matern_linear"]
     stack = StackedGP(names, fit_rows=25, seed=3).fit(x, y)
@@ -649,6 +649,9 @@ def test_hyperparameters_of_some_rows_and_predictions_from_all():
         float((each.predict(new_x).mean - new_y).square().mean()) for each in (whole, stack, some)
     ]
     assert errors[1] < errors[2]
+    monkeypatch.setattr(candidates, "_FIT_ROWS", 25)
+    default = StackedGP(names, seed=3).fit(x, y)
+    torch.testing.assert_close(default.predict(new_x).mean, stack.predict(new_x).mean)
 
 
 @pytest.mark.slow
