@@ -344,14 +344,22 @@ class DenseCovariance(ExactCovariance):
         return torch.cat(values, dim=-2).squeeze(-1).to(residual.dtype)
 
     def leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """With K⁻¹ = L⁻ᵀ L⁻¹, from the columns of L⁻¹."""
-        rows = rows.to(self.device)
-        L = safe_cholesky(self.matrix)
-        units = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)[:, rows]
+        """From L⁻¹ of the points themselves, which come last: of them K⁻¹ is L⁻ᵀ L⁻¹."""
+        rows, count, K, ordered = rows.to(self.device), rows.shape[0], self.matrix, residual
+        if count < self.shape[-1]:
+            place = rows.new_zeros(self.shape[-1])
+            place[rows] = torch.arange(1, count + 1, device=self.device)
+            order = place.argsort(stable=True)
+            K, ordered = permute(K, order), take(residual, order)
+        L = safe_cholesky(K)
+        z = torch.linalg.solve_triangular(L, ordered.to(L.dtype).unsqueeze(-1), upper=False)
+        L, z = L[..., -count:, -count:], z[..., -count:, :]
+        units = torch.eye(count, dtype=L.dtype, device=L.device)
         columns = torch.linalg.solve_triangular(L, units, upper=False)
-        z = torch.linalg.solve_triangular(L, residual.to(L.dtype).unsqueeze(-1), upper=False)
         variance = 1 / columns.square().sum(-2)
         error = (columns.mT @ z).squeeze(-1) * variance
+        if count == self.shape[-1]:
+            variance, error = variance[..., rows], error[..., rows]
         mean = residual[..., rows] - error.to(residual.dtype)
         return mean, variance.to(residual.dtype).expand(mean.shape)
 

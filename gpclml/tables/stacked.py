@@ -24,6 +24,7 @@ from gpclml.tables.candidates import (
     DEFAULT_CANDIDATES,
     DEFAULT_MANY_ROWS_CANDIDATES,
     MANY_ROWS_CANDIDATES,
+    MOST_HELD_OUT,
     Component,
     FitOptions,
     checked_names,
@@ -46,7 +47,6 @@ _FITTED = "x", "y", "columns", "categories"
 _EXACT_ROWS = 5000
 _PSEUDO_COUNTS = 3.0  # rows that the prior of the weights gives to each component
 _LEAST_WEIGHT = 0.01  # of a component that predicts given neighbours
-_MOST_HELD_OUT = 2000  # rows, which tell scale, tails and weights to a few percent
 
 
 class StackedGP(Saved):
@@ -55,10 +55,11 @@ class StackedGP(Saved):
     .. math:: p(y \mid x) = \sum_k w_k \, \frac{1}{s_k \sigma_k(x)} \,
         t_{\nu_k}\!\left(\frac{y - m_k(x)}{s_k \sigma_k(x)}\right), \qquad s_k = s_k(m_k(x))
 
-    :meth:`fit` fits the candidates by their marginal likelihoods. Each predicts each row from all
-    others, in closed form. To these predictions are fitted the scale :math:`s_k` of each component,
-    which may grow with the prediction (:class:`Calibration`), its tails :math:`\nu_k`, and the
-    weights, which maximize the log score of the mixture under a Dirichlet prior (Yao et al. 2018).
+    :meth:`fit` fits the candidates by their marginal likelihoods. Each predicts each row, or 2000
+    drawn ones of more, from all others, in closed form. To these predictions are fitted the scale
+    :math:`s_k` of each component, which may grow with the prediction (:class:`Calibration`), its
+    tails :math:`\nu_k`, and the weights, which maximize the log score of the mixture under a
+    Dirichlet prior (Yao et al. 2018).
     On most tables the mixture predicts better than the best of its components. A candidate that
     cannot be fitted is left out, with a warning, and is in ``failures``.
 
@@ -193,7 +194,7 @@ class StackedGP(Saved):
         n, held_out = len(y), None
         order = torch.randperm(n, generator=seeded(self.seed)).to(x.device)
         if n > self.exact_rows:
-            held_out = order[: min(_MOST_HELD_OUT, max(LEAST_ROWS, n // 20))].sort().values
+            held_out = order[: min(MOST_HELD_OUT, max(LEAST_ROWS, n // 20))].sort().values
             default = DEFAULT_MANY_ROWS_CANDIDATES
         else:
             default = DEFAULT_CANDIDATES + ("deep",) * (n >= DEEP_ROWS)
