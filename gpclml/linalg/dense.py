@@ -347,9 +347,9 @@ class DenseCovariance(ExactCovariance):
         """From L⁻¹ of the points themselves, which come last: of them K⁻¹ is L⁻ᵀ L⁻¹."""
         rows, count, K, ordered = rows.to(self.device), rows.shape[0], self.matrix, residual
         if count < self.shape[-1]:
-            place = rows.new_zeros(self.shape[-1])
-            place[rows] = torch.arange(1, count + 1, device=self.device)
-            order = place.argsort(stable=True)
+            position = rows.new_zeros(self.shape[-1])
+            position[rows] = torch.arange(1, count + 1, device=self.device)
+            order = position.argsort(stable=True)
             K, ordered = permute(K, order), take(residual, order)
         L = safe_cholesky(K)
         z = torch.linalg.solve_triangular(L, ordered.to(L.dtype).unsqueeze(-1), upper=False)
