@@ -138,7 +138,7 @@ class ExactCovariance(Covariance):
 
         Args:
             residual: ``(*batch, n)``.
-            rows: Indices of the points to predict, ``(b,)``.
+            rows: Indices of the points to predict, ``(b,)``, each once.
         """
 
     def sequential(self, residual: Tensor, orders: Tensor | None = None) -> Tensor:
