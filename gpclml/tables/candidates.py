@@ -25,7 +25,7 @@ from gpytorch.kernels import (
 )
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.priors import LogNormalPrior
-from scipy.optimize import minimize
+from scipy.optimize import minimize, minimize_scalar
 from scipy.special import boxcox1p, inv_boxcox1p, logsumexp, psi
 from scipy.stats import t
 from torch import Tensor
@@ -188,6 +188,8 @@ _MOST_LOG_SCALE, _MOST_SLOPE = 5.0, 1.0
 _FARTHEST = 2.0  # deviations of predictions from their mean, beyond which the scale stays
 _STARTS = (0.02, 0.2)
 _FACTORS = (1 / 3, 1.0, 3.0)  # of the scale, in a mixture
+_PSEUDO_COUNTS = 3.0  # rows that the prior of the weights gives to each component
+_MOST_LOG_SPREAD = 1.0
 _SHARES = (0.0, 1.0, 0.0)  # of these factors, where errors have one scale
 _OPTIONS = {"ftol": 1e-14, "gtol": 1e-9}
 _NORMAL = 1e-4  # of 1 / nu, below which the tails are taken for those of a normal
@@ -357,6 +359,25 @@ def _log_densities(
 
 
 @dataclass(frozen=True, eq=False)
+class Residuals:
+    """Errors of predictions of rows that they are not conditioned on, in float64 on the CPU.
+
+    Attributes:
+        values: In units of the predicted deviations, ``(n,)``.
+        locations: Predictions, in units of the targets, ``(n,)``.
+        log_units: Logarithms of the deviations, in original units, ``(n,)``.
+    """
+
+    values: Tensor
+    locations: Tensor
+    log_units: Tensor
+
+    def log_densities(self, calibration: Calibration) -> Tensor:
+        """Of each target under calibrated predictions, in nats, ``(n,)``."""
+        return calibration.log_density(self.values, self.locations) - self.log_units
+
+
+@dataclass(frozen=True, eq=False)
 class Component:
     """A fitted model of a stack, with its weight and its calibration.
 
@@ -365,8 +386,8 @@ class Component:
         model: The fitted model of all rows.
         weight: Its share of the mixture.
         calibration: How its predictions are widened.
-        log_densities: Log density of each row given all others, of 2000 where there are more, or of
-            each row held out, after calibration, in nats, original units, in float64 on the CPU.
+        residuals: Errors of each row given all others, of 2000 where there are more, or of each row
+            held out.
         note: A sentence on a problem of the fit; empty if there is none.
         seconds: Wall time of the fit.
         warp: The transform of its targets, if they have one; its model and calibration are of the
@@ -378,7 +399,7 @@ class Component:
     model: GPRegression
     weight: float
     calibration: Calibration
-    log_densities: Tensor
+    residuals: Residuals
     note: str = ""
     seconds: float = 0.0
     warp: Warp | None = None
@@ -392,9 +413,19 @@ class Component:
         return location, deviation * self.calibration.scales(location)
 
     @property
+    def log_densities(self) -> Tensor:
+        """Of these rows after calibration, in nats, original units, ``(n,)``."""
+        return self.residuals.log_densities(self.calibration)
+
+    @property
     def loo(self) -> float:
         """Mean log density of a row given all others after calibration, in nats."""
         return float(self.log_densities.mean())
+
+    def widened(self, factor: float) -> Component:
+        """The same with all scales multiplied by a factor."""
+        scale = factor * self.calibration.scale
+        return replace(self, calibration=replace(self.calibration, scale=scale))
 
 
 def calibrate(
@@ -404,13 +435,12 @@ def calibrate(
     *,
     hyperparameters: int = 0,
     mixed: bool = False,
-) -> tuple[Calibration, Tensor]:
+) -> tuple[Calibration, Residuals]:
     """Calibrates predictions of rows that they are not conditioned on.
 
     Predicted are means and deviations, ``(n,)`` each, in units of the targets, which are
-    transformed if there is a warp; ``y`` is in original units, as are the log densities of the rows
-    that come with the calibration, ``(n,)``. ``hyperparameters`` were fitted to these rows.
-    ``mixed`` is as in :func:`fit_calibration`.
+    transformed if there is a warp; ``y`` is in original units. ``hyperparameters`` were fitted to
+    these rows. ``mixed`` is as in :func:`fit_calibration`.
     """
     locations, deviation = (values.double().cpu() for values in predicted)
     y = y.double().cpu()
@@ -419,12 +449,44 @@ def calibrate(
     if warp is not None:
         targets = torch.from_numpy(warp.forward(y.numpy()))
         unit = unit - torch.from_numpy(warp.log_slope(y.numpy()))
-    residuals = (targets - locations) / deviation
+    residuals = Residuals((targets - locations) / deviation, locations, unit)
     # Heavy tails of the logarithm of a target would have no mean.
     calibration = fit_calibration(
-        residuals, locations, hyperparameters=hyperparameters, tails=warp is None, mixed=mixed
-    )
-    return calibration, calibration.log_density(residuals, locations) - unit
+        residuals.values, locations, hyperparameters=hyperparameters, tails=warp is None,
+        mixed=mixed,
+    )  # fmt: skip
+    return calibration, residuals
+
+
+def weighted(components: Sequence[Component]) -> list[Component]:
+    """Components with the weights of the mixture that makes these rows most likely."""
+    logs = torch.stack([component.log_densities for component in components])
+    weights = stacking_weights(logs, pseudo_counts=_PSEUDO_COUNTS).tolist()
+    return [
+        replace(component, weight=weight)
+        for component, weight in zip(components, weights, strict=True)
+    ]
+
+
+def with_common_spread(components: Sequence[Component]) -> list[Component]:
+    r"""Weighted components whose scales are multiplied by the factor that suits their mixture.
+
+    .. math:: \max_c \sum_i \log \sum_k w_k \, p_k(y_i; c s_k) - \tfrac{a}{2} (\log c)^2
+
+    Of components that are calibrated one by one the mixture is too wide where they differ in their
+    locations (Gneiting and Ranjan 2013). The penalty is that of :func:`fit_calibration`.
+    """
+    log_weights = torch.tensor([component.weight for component in components]).double().log()
+
+    def loss(log_factor: float) -> float:
+        factor = math.exp(log_factor)
+        logs = torch.stack([component.widened(factor).log_densities for component in components])
+        density = torch.logsumexp(log_weights[:, None] + logs, 0).sum()
+        return 0.5 * _SCALE_PENALTY * log_factor**2 - float(density)
+
+    bounds = -_MOST_LOG_SPREAD, _MOST_LOG_SPREAD
+    best: Any = minimize_scalar(loss, bounds=bounds, method="bounded")
+    return weighted([component.widened(math.exp(best.x)) for component in components])
 
 
 def num_hyperparameters(model: GPRegression) -> int:
@@ -924,10 +986,11 @@ def _fit_in_turn(
 def stored_component(component: Component) -> dict[str, Any]:
     """A component in tensors and primitives, without its training data."""
     warp = component.warp
-    # Its log densities are stored too, so that its scores are what they were.
+    # Its residuals are stored too, so that its scores are what they were.
     return {
         **vars(component), "model": dict(component.model.state_dict()),
         "calibration": list(astuple(component.calibration)),
+        "residuals": dict(vars(component.residuals)),
         "warp": None if warp is None else list(astuple(warp)),
     }  # fmt: skip
 
@@ -945,5 +1008,6 @@ def restored_component(
     model = candidates[stored["name"].partition(" ")[0]].make(x, targets, seed, groups)
     model.load_state_dict(stored["model"])
     model.set_train_data(targets=model.target_standardizer.transform(targets), strict=False)
-    calibration = Calibration(*stored["calibration"])
-    return Component(**{**stored, "model": model.eval(), "calibration": calibration, "warp": warp})
+    calibration, residuals = Calibration(*stored["calibration"]), Residuals(**stored["residuals"])
+    fitted = {"model": model.eval(), "calibration": calibration, "residuals": residuals}
+    return Component(**{**stored, **fitted, "warp": warp})

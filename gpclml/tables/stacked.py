@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import pandas
@@ -15,7 +14,6 @@ from torch import Tensor
 from gpclml._utils.arguments import callers_level, check_counts, checked, seeded
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.evaluation import stacking_weights
 from gpclml.evaluation.copies import copied_rows
 from gpclml.fit import FitWarning
 from gpclml.tables.candidates import (
@@ -32,6 +30,8 @@ from gpclml.tables.candidates import (
     fit_candidates,
     restored_component,
     stored_component,
+    weighted,
+    with_common_spread,
 )
 from gpclml.tables.encoding import MOST_WILD, unusual_values
 from gpclml.tables.missing import averaged, unknown_inputs, within_reach
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 LEAST_ROWS = 5
 _FITTED = "x", "y", "columns", "categories"
 _EXACT_ROWS = 5000
-_PSEUDO_COUNTS = 3.0  # rows that the prior of the weights gives to each component
 _LEAST_WEIGHT = 0.01  # of a component that predicts given neighbours
 
 
@@ -66,9 +65,10 @@ class StackedGP(Saved):
     With more than ``exact_rows`` the candidates are trained by the densities of points given their
     nearest neighbours (:class:`~gpclml.conditioning.NearestNeighbors`), on all rows but 5 % of
     them, at most 2000. To these are fitted scales, tails and weights, since a network predicts the
-    rows that it learned its features from too well; each component has errors of three scales. New
-    rows are predicted from their neighbours among all rows: time and memory grow in proportion to
-    the rows.
+    rows that it learned its features from too well; each component has errors of three scales. One
+    factor of all scales makes these rows most likely under the mixture, which is too wide where
+    components that are right one by one differ (Gneiting and Ranjan 2013). New rows are predicted
+    from their neighbours among all rows: time and memory grow in proportion to the rows.
 
     Rows that are copies of others, as by oversampling or a join, are fitted once, with a warning:
     else each would be predicted from its copy, and new rows would fall out of the intervals. Equal
@@ -213,12 +213,9 @@ class StackedGP(Saved):
         if failures:
             said = "; ".join(f"{name} ({reason})" for name, reason in failures.items())
             warnings.warn(f"Left out of the stack: {said}.", FitWarning, stacklevel=callers_level())
-        logs = torch.stack([component.log_densities for component in fits.values()])
-        weights = stacking_weights(logs, pseudo_counts=_PSEUDO_COUNTS).tolist()
-        components = [
-            replace(component, weight=weight)
-            for component, weight in zip(fits.values(), weights, strict=True)
-        ]
+        components = weighted(list(fits.values()))
+        if held_out is not None:  # the model was not fitted to these rows, so that they say as much
+            components = with_common_spread(components)
         self.components = tuple(sorted(components, key=lambda component: -component.weight))
         self.failures, self._x, self._y, self._categories = failures, x, y, groups
         self._columns = columns

@@ -25,12 +25,19 @@ from gpclml.tables import (
     CANDIDATES,
     DEFAULT_CANDIDATES,
     Calibration,
+    Component,
     StackedGP,
     StackedPrediction,
     candidates,
     fit_calibration,
 )
-from gpclml.tables.candidates import Warp, choose_warp, leave_one_out_predictions
+from gpclml.tables.candidates import (
+    Residuals,
+    Warp,
+    choose_warp,
+    leave_one_out_predictions,
+    with_common_spread,
+)
 
 WEIGHTS = (0.5, 0.3, 0.2)
 
@@ -455,6 +462,36 @@ def test_shares_of_scales_show_points_that_are_predicted_far_better_than_others(
     plain = fit_calibration(draws.standard_normal(1000), mixed=True)
     assert plain.shares[1] > 0.8
     assert plain.scale**2 * plain.tail_variance == pytest.approx(1.0, abs=0.1)
+
+
+def component_of(errors):
+    """One that predicts zeros with deviations of one, but for these errors."""
+    residuals = Residuals(errors, -errors, torch.zeros_like(errors))
+    model = GPRegression(torch.zeros(2, 1), torch.zeros(2))
+    return Component("matern", model, 0.5, fit_calibration(errors), residuals)
+
+
+def mixed_density(components):
+    logs = torch.stack([component.log_densities for component in components])
+    weights = torch.tensor([component.weight for component in components], dtype=torch.float64)
+    return float(torch.logsumexp(weights.log()[:, None] + logs, 0).mean())
+
+
+def test_a_mixture_of_models_with_errors_of_their_own_is_made_narrower():
+    generator = torch.Generator().manual_seed(0)
+    errors = torch.randn(2, 3000, generator=generator, dtype=torch.float64)
+    single = [component_of(row) for row in errors]
+    components = with_common_spread(single)
+    factor = components[0].calibration.scale / single[0].calibration.scale
+    assert 0.6 < factor < 0.9
+    assert components[1].calibration.scale / single[1].calibration.scale == pytest.approx(factor)
+    best = mixed_density(components)
+    assert best > mixed_density(single) + 0.01
+    for other in (0.97, 1.03):
+        assert best > mixed_density([c.widened(other) for c in components])
+    # Of the same prediction twice nothing is gained.
+    alike = with_common_spread([component_of(errors[0])] * 2)
+    assert alike[0].calibration.scale == pytest.approx(single[0].calibration.scale, rel=0.02)
 
 
 @pytest.mark.parametrize(
