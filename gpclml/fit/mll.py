@@ -67,6 +67,7 @@ def fit_mll(
     lr: float = 0.01,
     final_lr: float | None = None,
     network_lr: float | None = None,
+    network_decay: float | None = None,
     restarts: int = 0,
     retries: int = 2,
     freeze: Iterable[str] = (),
@@ -112,6 +113,8 @@ def fit_mll(
         final_lr: What ``lr`` falls to at the last step, by half a cosine, and that of networks with
             it by the same factor; constant if None.
         network_lr: Learning rate of the weights of networks; ``lr`` if None.
+        network_decay: Weight decay of networks, by which a step of a torch optimizer at the rate r
+            multiplies their weights by 1 - ``network_decay`` r (Loshchilov and Hutter 2019).
         restarts: Further attempts, each from redrawn networks and perturbed hyperparameters
             (drawn from their priors where they have one); the best objective is kept.
         retries: Largest number of further starts in the first attempt, if its line search fails.
@@ -124,7 +127,7 @@ def fit_mll(
         The history and outcome. The objective and its model are left in eval mode.
 
     Raises:
-        ArgumentError: If ``optimizer``, ``steps``, ``lr``, ``restarts`` or ``retries`` is out of
+        ArgumentError: If ``optimizer``, ``steps``, a rate, ``restarts`` or ``retries`` is out of
             range, or every parameter is frozen.
         UnknownNameError: If a name to freeze matches no parameter.
         NonFiniteError, NotPSDError: If the objective cannot be evaluated at the start.
@@ -149,8 +152,8 @@ def fit_mll(
     factory = optimizer_factory(optimizer)
     check_counts(steps=steps)
     check_counts(0, restarts=restarts, retries=retries)
-    check_positive(lr=lr, final_lr=final_lr, network_lr=network_lr)
-    rates = lr, lr if final_lr is None else final_lr, lr if network_lr is None else network_lr
+    check_positive(lr=lr, final_lr=final_lr, network_lr=network_lr, network_decay=network_decay)
+    rates = lr, final_lr or lr, network_lr or lr, network_decay or 0.0
     start = time.perf_counter()
     warm_start_fresh_models(mll)
     generator = seeded(seed)
@@ -185,7 +188,7 @@ def _attempt(
     mll: MarginalLogLikelihood,
     factory: OptimizerFactory | None,
     steps: int | None,
-    rates: tuple[float, float, float],
+    rates: tuple[float, float, float, float],
     progress: bool | None,
     retries: int | None,
 ) -> MLLFitResult:
@@ -232,7 +235,7 @@ def _climb(
     mll: MarginalLogLikelihood,
     factory: OptimizerFactory,
     steps: int,
-    rates: tuple[float, float, float],
+    rates: tuple[float, float, float, float],
     training: Training,
     progress: bool | None,
 ) -> None:
@@ -248,8 +251,8 @@ def _climb(
     )
     # Features of a network, whose weights say which columns matter, predict worse so.
     positive = _positive(mll) if has_neighbors and not find_networks(mll.model) else []
-    (lr, final_lr, network_lr), groups = rates, list(parameters.values())
-    if network_lr != lr:
+    (lr, final_lr, network_lr, decay), groups = rates, list(parameters.values())
+    if network_lr != lr or decay:
         weights = {id(p) for network in find_networks(mll.model) for p in network.parameters()}
         groups = [
             {"params": [p for p in groups if (id(p) in weights) == is_network], "lr": rate}
@@ -270,10 +273,14 @@ def _climb(
         value = evaluate()
         with _in_logarithms(positive):
             optimizer.step()
-        schedule.step()
         with torch.no_grad():
+            if decay:
+                networks = optimizer.param_groups[1]
+                for weights in networks["params"]:
+                    weights.mul_(1 - decay * networks["lr"])
             for name, pair in limits.items():
                 parameters[name].clamp_(*pair)
+        schedule.step()
         return value
 
     try:

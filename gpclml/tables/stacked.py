@@ -85,7 +85,8 @@ class StackedGP(Saved):
         exact_rows: Largest number of rows that predictions are conditioned on all together.
         restarts: Number of further starts of each fit; the best is kept. With more than
             ``exact_rows`` they are of networks alone, from other weights and with other batches,
-            and each is a component: 4 make an average of five networks.
+            every second with weight decay, and each is a component: 4 make an average of five
+            networks.
         extrapolation: Largest distance of a column's values from those of the training rows, in
             units of the column's range. Values farther away are moved to that distance, and values
             of a constant column to the constant. May be infinite.

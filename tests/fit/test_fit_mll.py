@@ -162,11 +162,12 @@ def test_progress_is_shown_on_request(capsys):
 
 def test_bad_options():
     numbers = {"steps": 0, "lr": -1.0, "restarts": -1, "retries": -1, "final_lr": 0.0}
+    numbers |= {"network_lr": 0.0, "network_decay": -0.1}
     for name, value, match in (
         ("optimizer", "adm", "Did you mean 'adam'"),
         ("optimizer", torch.nn.Linear(1, 1), "optimizer: got Linear"),
         ("optimizer", lambda parameters, lr: None, "made no optimizer"),
-        *((name, value, name) for name, value in {**numbers, "network_lr": 0.0}.items()),
+        *((name, value, name) for name, value in numbers.items()),
     ):
         with pytest.raises(ArgumentError, match=match):
             fit_mll(objective(), progress=False, **{name: value})
@@ -308,3 +309,16 @@ def test_rates_of_networks_are_apart_and_fall():
     assert not torch.equal(model.covar_module.base_kernel.base_kernel.lengthscale, lengthscale)
     for before, after in zip(network, find_networks(model)[0].parameters(), strict=True):
         torch.testing.assert_close(after, before, rtol=0, atol=1e-7)
+
+
+def test_weights_of_networks_alone_decay():
+    ends = {}
+    for decay in (None, 10.0):
+        model = GPRegression(*data(20), "deep_bottleneck")
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
+        options = {"lr": 1e-2, "network_decay": decay, "progress": False}
+        fit_mll(mll, torch.optim.SGD, steps=1, **options)
+        networks = {id(p) for p in find_networks(model)[0].parameters()}
+        ends[decay] = [(id(p) in networks, p.detach()) for p in mll.parameters()]
+    for (is_network, free), (_, decayed) in zip(*ends.values(), strict=True):
+        torch.testing.assert_close(decayed, 0.9 * free if is_network else free)
