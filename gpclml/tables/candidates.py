@@ -414,7 +414,7 @@ class Component:
 
     @property
     def log_densities(self) -> Tensor:
-        """Of these rows after calibration, in nats, original units, ``(n,)``."""
+        """Log density of each of these rows after calibration, in nats, original units, ``(n,)``."""
         return self.residuals.log_densities(self.calibration)
 
     @property
@@ -532,8 +532,8 @@ MOST_HELD_OUT = 2000  # rows, which tell scale, tails and weights to a few perce
 _MOST_NEIGHBORS = 256  # twice as many take predictions eight times as long
 _MANY_STEPS, _MANY_NETWORK_STEPS = 300, 1300
 _RATE, _NETWORK_RATE, _FINAL_RATE = 0.1, 2e-3, 1e-3
-# Of networks, by turns of their starts: on some tables they predict better with it, and on others
-# worse (kin8nm and kin40k, .05 nats each), which the weights of a stack tell.
+# Weight decay of networks, by turns of their starts: with it some predict better (kin8nm), others
+# worse (kin40k), which the weights of a stack tell.
 _DECAYS = (None, 1.0)
 _WIDTHS = (256, 256)
 _MOST_FEATURES = 16
