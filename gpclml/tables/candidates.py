@@ -414,7 +414,7 @@ class Component:
 
     @property
     def log_densities(self) -> Tensor:
-        """Log density of each of these rows after calibration, in nats, original units, ``(n,)``."""
+        """Log density of each of these rows after calibration, in nats, ``(n,)``."""
         return self.residuals.log_densities(self.calibration)
 
     @property

@@ -215,7 +215,7 @@ class StackedGP(Saved):
             said = "; ".join(f"{name} ({reason})" for name, reason in failures.items())
             warnings.warn(f"Left out of the stack: {said}.", FitWarning, stacklevel=callers_level())
         components = weighted(list(fits.values()))
-        if held_out is not None:  # no model was fitted to these rows: their errors are as of new rows
+        if held_out is not None:  # their errors are those of new rows
             components = with_common_spread(components)
         self.components = tuple(sorted(components, key=lambda component: -component.weight))
         self.failures, self._x, self._y, self._categories = failures, x, y, groups
