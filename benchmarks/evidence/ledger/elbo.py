@@ -575,7 +575,7 @@ def _draw_sweep(cells: pandas.DataFrame, figure: Figure) -> None:
 
 SWEEP = Experiment(
     "elbo-sweep", "Lower bounds by the number of features", _sweep_cells, run_sweep, _sweep_claims,
-    _draw_sweep, size=(11.0, 3.0),
+    _draw_sweep, size=(11.0, 3.0), hours=True,
     items=("Figure 2",),
     paper={"Harvey and Hughes 2026": {"num_data": 20, "draws": AtLeast(1000)}},
     constants=_CONSTANTS,
