@@ -20,7 +20,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpclml._utils.arguments import callers_level, check_counts, check_positive, checked
-from gpclml.conditioning import Split
+from gpclml.conditioning import NearestNeighbors, Split
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit.deep_kernel import warm_start_fresh_models
 from gpclml.fit.mll import stopped_after
@@ -163,12 +163,19 @@ def fit_batch(
     return results
 
 
+def _conditioned_on_a_part() -> UnsupportedError:
+    got = "held-out points conditioned on a part of the others"
+    return UnsupportedError("mlls", got, "on all others", _ONE_BY_ONE)
+
+
 def _check_members(mlls: Sequence[ConditionalMarginalLogLikelihood]) -> None:
     if not mlls:
         raise ArgumentError("mlls", "none", "at least one objective")
     if len({id(mll.model) for mll in mlls}) < len(mlls):
         raise ArgumentError("mlls", "one model twice", "objectives of distinct models")
     for mll in mlls:
+        if isinstance(mll.conditioning, NearestNeighbors):
+            raise _conditioned_on_a_part()  # before anything is computed from all points
         if mll.solver not in ("auto", "cholesky"):
             suggestion = f"{_ONE_BY_ONE[:-1]}; conjugate gradients are for large ones."
             got, expected = f"solver={mll.solver!r}", "'cholesky', or 'auto' where that fits"
@@ -269,10 +276,7 @@ class _Batch:
         if row not in self._blocks:
             split = self._mlls[row].draw_split(data)
             if split.conditioned_on is not None:
-                raise UnsupportedError(
-                    "mlls", "held-out points conditioned on a part of the others",
-                    "on all others", _ONE_BY_ONE,
-                )  # fmt: skip
+                raise _conditioned_on_a_part()
             self._blocks[row] = split.held_out
         return self._blocks[row]
 

@@ -41,6 +41,7 @@ _SHRINK = 0.37  # its lengthscales at the start, relative to the ARD GP's
 _LEAST_NOISE = 0.3  # of the ARD GP's: the likelihood makes too much of near duplicates
 _APART, _NOTHING = 6.0, -4.0  # logarithms of scales: one value from the next, or no difference
 _LARGEST = 7.0  # of the logarithm of a scale
+_MOST_EXACT = 5000  # points that a plain GP is fitted to by the LML, which takes n³ an iteration
 _ROUNDING = 1e-3  # of squared distances, which are differences of squared scaled inputs
 
 
@@ -58,9 +59,10 @@ def warm_start(model: GPRegression) -> FitResult:
     """Starts the kernel ``"deep"`` as the fitted ARD GP, in place.
 
     A plain GP of the same data, with the kernel ``"rbf"``, is fitted as by
-    :func:`gpclml.fit.fit_mll` under the log marginal likelihood. The model takes over its
-    lengthscales, variance, mean and noise; the model's second part stays near zero. Networks of the
-    mean are not trained. Missing (NaN) targets are left out.
+    :func:`gpclml.fit.fit_mll` under the log marginal likelihood, or of more than 5,000 points under
+    the densities of some given their nearest neighbours. The model takes over its lengthscales,
+    variance, mean and noise; the model's second part stays near zero. Networks of the mean are not
+    trained. Missing (NaN) targets are left out.
 
     :func:`~gpclml.fit.fit_mll`, :func:`~gpclml.fit.fit_networks` and :func:`~gpclml.fit.fit_batch`
     do this by themselves for an untrained model with ``warm_start=True``. Call it before a loop of
@@ -79,7 +81,7 @@ def warm_start(model: GPRegression) -> FitResult:
         FitWarning: The plain GP cannot be evaluated at its start, which is kept.
 
     Note:
-        One line search, O(n^3) an iteration.
+        One line search, O(n^3) an iteration up to 5,000 points.
 
     Examples:
         >>> import torch
@@ -92,14 +94,18 @@ def warm_start(model: GPRegression) -> FitResult:
 
 
 def _warm_start(model: GPRegression, conditioning: Conditioning) -> FitResult:
-    """As :func:`warm_start`, with the plain GP fitted under these held-out points."""
+    """As :func:`warm_start`, with the plain GP of up to 5,000 points fitted under these held-out."""
     if deep_kernels(model) is None:
         raise UnsupportedError(
             "model", "another kernel", 'a GPRegression with kernel="deep"', "Fit it with fit_mll."
         )
     plain = model.with_kernel("rbf").train()
+    targets = cast(Tensor, plain.train_targets)
+    if targets.ndim == 1 and len(targets) > _MOST_EXACT:
+        is_given = isinstance(conditioning, NearestNeighbors)
+        conditioning = conditioning if is_given else NearestNeighbors()
     mll = ConditionalMarginalLogLikelihood(plain.likelihood, plain, conditioning)
-    missing = bool(torch.isnan(cast(Tensor, plain.train_targets)).any())
+    missing = bool(torch.isnan(targets).any())
     weights = _weights(plain)
     networks = [name for name, p in mll.named_parameters() if id(p) in weights]
     with (

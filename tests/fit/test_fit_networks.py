@@ -10,7 +10,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from gpytorch.models import IndependentModelList
 from linear_operator.utils.errors import NotPSDError
 
-from gpclml.conditioning import LastPoints, RandomHoldout
+from gpclml.conditioning import LastPoints, NearestNeighbors, RandomHoldout
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit import FitWarning, deep_kernel, fit_batch, fit_mll, fit_networks, warm_start
 from gpclml.fit.deep_kernel import start_second_part
@@ -65,6 +65,20 @@ def test_warm_start_is_the_fit_of_the_ard_gp():
     for kernel in ("rbf", "deep_bottleneck"):
         with pytest.raises(UnsupportedError, match="another kernel"):
             warm_start(GPRegression(x, y, kernel=kernel))
+
+
+def test_of_many_points_the_warm_start_is_a_fit_given_neighbours():
+    x, y = rows(5001)
+    ard = GPRegression(x, y, kernel="rbf")
+    fit_mll(objective(ard, NearestNeighbors()), progress=False)
+    mll = regression(x, y, RandomHoldout(64 / 5001, condition_on=64), hidden=(8,), num_features=2)
+    fit_mll(mll, "adam", steps=1, lr=1e-9, progress=False)
+    inside = mll.model.covar_module.base_kernel.base_kernel.kernels[0]
+    for fitted, start in (
+        (inside.lengthscale, ard.covar_module.base_kernel.lengthscale),
+        (mll.likelihood.noise, ard.likelihood.noise),
+    ):
+        torch.testing.assert_close(fitted, start, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
