@@ -94,7 +94,7 @@ def warm_start(model: GPRegression) -> FitResult:
 
 
 def _warm_start(model: GPRegression, conditioning: Conditioning) -> FitResult:
-    """As :func:`warm_start`, with the plain GP of up to 5,000 points fitted under these held-out."""
+    """As :func:`warm_start`, with the plain GP of up to 5,000 points fitted by a conditioning."""
     if deep_kernels(model) is None:
         raise UnsupportedError(
             "model", "another kernel", 'a GPRegression with kernel="deep"', "Fit it with fit_mll."
