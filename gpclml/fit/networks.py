@@ -19,7 +19,7 @@ from torch.distributions import Normal
 from gpclml._utils.arguments import check_counts, check_positive, checked, seeded
 from gpclml._utils.environment import progress_bar
 from gpclml._utils.resuming import copied_state
-from gpclml.conditioning import KFold
+from gpclml.conditioning import KFold, NearestNeighbors
 from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.fit.deep_kernel import deep_kernels, start_second_part, warm_start_fresh_models
 from gpclml.fit.result import FitResult
@@ -112,11 +112,13 @@ def fit_networks(
         The checkpoint chosen and why. The objective and its model are left in eval mode.
 
     Raises:
-        UnsupportedError: If the model is no GPRegression, batched, or has no network.
+        UnsupportedError: If the model is no GPRegression, batched, or has no network, or points are
+            given neighbours.
         ArgumentError: If ``steps`` or ``lr`` is out of range.
 
     Note:
-        At most one training for each fold used, and one on all data.
+        At most one training for each fold used, and one on all data. Each score is a factor of all
+        rows, O(n^3): of more than some thousand take ``fit_mll(mll, "adam")``.
 
     Examples:
         >>> import torch
@@ -133,6 +135,9 @@ def fit_networks(
         )
     if cast(Tensor, model.train_targets).ndim > 1:
         raise UnsupportedError("mll.model", "a batch of models", "a single one", "Use fit_mll.")
+    if isinstance(getattr(mll, "conditioning", None), NearestNeighbors):
+        fix, expected = 'Use fit_mll(mll, "adam"), whose steps see all neighbours.', "another one"
+        raise UnsupportedError("mll.conditioning", "NearestNeighbors", expected, fix)
     check_counts(steps=steps)
     check_positive(lr=lr)
     # Fewer than four where steps are few.

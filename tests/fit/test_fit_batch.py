@@ -7,7 +7,14 @@ import pytest
 import torch
 from botorch.models import SingleTaskGP
 
-from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomHoldout
+from gpclml.conditioning import (
+    HeldOut,
+    KFold,
+    LastPoints,
+    LeaveOneOut,
+    NearestNeighbors,
+    RandomHoldout,
+)  # fmt: skip
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit import fit_batch, fit_mll, suggest_batch_size
 from gpclml.kernels import DeepKernel
@@ -221,6 +228,7 @@ def test_bad_arguments():
     other = ConditionalMarginalLogLikelihood(gpytorch.likelihoods.GaussianLikelihood(), mll.model)
     upstream = gpytorch.mlls.ExactMarginalLogLikelihood(mll.likelihood, mll.model)
     subset = objective(0, RandomHoldout(0.2, condition_on=3))
+    neighbors = objective(0, NearestNeighbors())
     solvers = [objective(seed) for seed in range(2)]
     solvers[0].solver, solvers[1].solver = "cg", ConjugateGradients(tolerance=1e-3)
     for mlls, options, error, match in (
@@ -230,6 +238,7 @@ def test_bad_arguments():
         ([upstream], {}, UnsupportedError, "ConditionalMarginalLogLikelihood"),
         ([other], {}, UnsupportedError, "likelihood"),
         ([subset], {}, UnsupportedError, "conditioned on a part"),
+        ([neighbors], {}, UnsupportedError, "conditioned on a part"),
         ([mll, objective(1, n=15)], {}, UnsupportedError, "different shapes"),
         ([mll, objective(1, kernel="rbf")], {}, UnsupportedError, "at the same place"),
         ([mll, objective(1, hidden=(6, 4))], {}, UnsupportedError, "shapes"),

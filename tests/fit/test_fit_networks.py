@@ -299,6 +299,7 @@ def test_bad_arguments():
     for mll, options, error, match in (
         (regression(x, y, kernel="rbf"), {}, UnsupportedError, "network"),
         (batch, {}, UnsupportedError, "batch"),
+        (regression(x, y, NearestNeighbors()), {}, UnsupportedError, "NearestNeighbors"),
         (cold, {"steps": 0}, ArgumentError, "steps"),
         (cold, {"lr": 0.0}, ArgumentError, "lr"),
     ):
