@@ -23,8 +23,8 @@ class Split:
         held_out: Row indices, one tensor for each block size: ``k_i`` blocks of ``b_i`` rows,
             ``(k_i, b_i)``.
         conditioned_on: Row indices, ``(m,)``; None where each block is conditioned on every row
-            outside it; ``(k, m)`` for rows of its own for each of k held-out points, of which there
-            is one block size ``(k, 1)``, and -1 for no row.
+            outside it; ``(k, m)`` for rows of its own for each of k held-out blocks, which are then
+            of one size, and -1 for no row.
     """
 
     held_out: list[Tensor]
@@ -32,19 +32,19 @@ class Split:
 
     @property
     def has_neighbors(self) -> bool:
-        """Whether each held-out point is conditioned on rows of its own."""
+        """Whether each held-out block is conditioned on rows of its own."""
         return self.conditioned_on is not None and self.conditioned_on.ndim == 2
 
     def restricted(self) -> tuple[Tensor, Split]:
         """The rows that take part, ``(r,)``, and the split of these rows alone, from 0.
 
-        For held-out points that are each conditioned on rows of their own.
+        For held-out blocks that are each conditioned on rows of their own.
         """
-        assert self.conditioned_on is not None
-        index = torch.cat([self.conditioned_on, self.held_out[0]], -1)
-        rows, places = index.clamp_min(0).unique(return_inverse=True)
-        given = torch.where(self.conditioned_on < 0, -1, places[:, :-1])
-        return rows, Split([places[:, -1:]], given)
+        given, blocks = self.conditioned_on, self.held_out[0]
+        assert given is not None
+        rows, places = torch.cat([given, blocks], -1).clamp_min(0).unique(return_inverse=True)
+        places, blocks = places.tensor_split((given.shape[-1],), -1)
+        return rows, Split([blocks], torch.where(given < 0, -1, places))
 
 
 class Conditioning(ABC):

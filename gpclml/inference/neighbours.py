@@ -47,20 +47,20 @@ _ENTRIES_AT_ONCE = {"cpu": 1 << 19, "other": 1 << 28}  # of covariances of neigh
 
 def mean_log_density(data: Observations, split: Split) -> Tensor:
     """The mean log density of held-out targets given their neighbours, ``()``."""
-    checked = reads_are_free(data.residual.device)
-    value = conditional_log_densities(data, split, checked=checked).mean()
+    checked, size = reads_are_free(data.residual.device), split.held_out[0].shape[-1]
+    value = conditional_log_densities(data, split, checked=checked).mean() / size
     if not all_finite(value):
         if not checked:  # again, with every factorization checked
-            value = conditional_log_densities(data, split).mean()
+            value = conditional_log_densities(data, split).mean() / size
         data.check_density(value)
     return value
 
 
 def conditional_log_densities(data: Observations, split: Split, *, checked: bool = True) -> Tensor:
-    """Log densities of held-out targets, each given the rows that a split names for it, ``(b,)``.
+    """Log densities of held-out blocks, each given the rows that a split names for it, ``(b,)``.
 
-    Of one model with one target for each row. The split has held-out rows ``(b, 1)`` and the rows
-    that each is conditioned on, ``(b, k)``; -1 is no row.
+    Of one model with one target for each row. The split has held-out rows ``(b, q)`` and the rows
+    that each block is conditioned on, ``(b, k)``; -1 is no row.
     """
     rows, split = split.restricted()
     data = data._select(rows)
@@ -80,8 +80,8 @@ def conditional_log_densities(data: Observations, split: Split, *, checked: bool
         covariance = DenseCovariance(matrix + torch.diag_embed(absent.to(matrix)))
     covariance = covariance if checked else covariance.unchecked()
     residual = data.residual[index].masked_fill(absent, 0.0)
-    last = torch.tensor([[index.shape[-1] - 1]])
-    return covariance.held_out_log_density(residual, [last])
+    last = torch.arange(index.shape[-1])[-split.held_out[0].shape[-1] :]
+    return covariance.held_out_log_density(residual, [last.unsqueeze(0)])
 
 
 def neighbors_road(latent: LinearOperator, size: int) -> Road:

@@ -327,6 +327,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, gpytorch.mlls.ExactMargin
     def scores_first_points(self) -> bool:
         """Whether every point is scored, also the first, given no other."""
         given = self.conditioning
+        if isinstance(given, NearestNeighbors):
+            return given.order == "joint"
         return isinstance(given, LastPoints | RandomOrderings) and given.m == 0
 
     def objective_at(self, data: Observations, split: Split, *, redrawn: bool = False) -> Tensor:

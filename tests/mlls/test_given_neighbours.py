@@ -78,10 +78,13 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("order", ["previous", "all"])
+ORDERS = ("previous", "all", "joint")
+
+
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", MODELS)
 def test_with_all_others_as_neighbours_it_is_the_exact_objective(name, order):
-    exact = LastPoints(m=0) if order == "previous" else LeaveOneOut()
+    exact = LeaveOneOut() if order == "all" else LastPoints(m=0)
     values = []
     for conditioning in (exact, None):
         model = MODELS[name](*data()).double()
@@ -112,10 +115,29 @@ def test_each_density_is_that_of_a_gaussian(order):
         assert values[i].item() == pytest.approx(expected.item(), abs=1e-10)
 
 
-def test_batches_add_up_to_all_points():
+def test_a_joint_density_is_that_of_a_point_and_its_neighbours():
+    x, y = data()
+    model = GPRegression(x, y, standardize=False)
+    strategy = NearestNeighbors(k=4, batch=None, order="joint")
+    value = value_of(objective(model, strategy))
+    with torch.no_grad():
+        prior = model.likelihood(model(x))
+        K, error = prior.covariance_matrix, model.train_targets - prior.mean
+        near = torch.cdist(x, x).topk(5, largest=False).indices
+    blocks = [
+        torch.distributions.MultivariateNormal(torch.zeros(5).double(), K[rows][:, rows])
+        for rows in near
+    ]
+    logs = [block.log_prob(error[rows]) / 5 for block, rows in zip(blocks, near, strict=True)]
+    assert value.item() == pytest.approx(torch.stack(logs).mean().item(), abs=1e-10)
+
+
+@pytest.mark.parametrize("order", ["all", "joint"])
+def test_batches_add_up_to_all_points(order):
     x, y = data()
     observations = training_observations(GPRegression(x, y, "deep").train())
-    split = NearestNeighbors(k=5, batch=None).split(len(y), points=observations.metric())
+    strategy = NearestNeighbors(k=5, batch=None, order=order)
+    split = strategy.split(len(y), points=observations.metric())
     densities = [
         conditional_log_densities(
             observations, Split([split.held_out[0][rows]], split.conditioned_on[rows])
@@ -126,11 +148,12 @@ def test_batches_add_up_to_all_points():
     torch.testing.assert_close(torch.stack(densities).mean(), every, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("order", ["all", "joint"])
 @pytest.mark.parametrize("kernel", ["matern", "deep", "deep_bottleneck", "deep_joint"])
-def test_gradients_are_those_of_finite_differences(kernel):
+def test_gradients_are_those_of_finite_differences(kernel, order):
     x, y = data()
     model = GPRegression(x, y, kernel)
-    mll = objective(model, k=4, batch=None, refresh=10**6)
+    mll = objective(model, k=4, batch=None, order=order, refresh=10**6)
     value_of(mll).backward()
     for parameter in model.parameters():
         direction = torch.randn(
@@ -146,7 +169,7 @@ def test_gradients_are_those_of_finite_differences(kernel):
         assert slope == pytest.approx(((above - below) / 2e-5).item(), rel=1e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize("order", ["previous", "all"])
+@pytest.mark.parametrize("order", ORDERS)
 def test_missing_targets_are_left_out(order):
     x, y = data()
     kept = torch.arange(30) % 4 != 1
@@ -184,7 +207,7 @@ def test_predictions_given_all_points_are_the_exact_ones(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
-@pytest.mark.parametrize("order", ["all", "previous"])
+@pytest.mark.parametrize("order", ORDERS)
 def test_a_fit_finds_what_made_the_data(optimizer, order):
     x, y = data(600, 2)
     model = GPRegression(x, y)
@@ -290,7 +313,7 @@ def test_a_fit_draws_what_the_objective_draws(name):
     x, y = data(60)
     with gpytorch.settings.observation_nan_policy("mask"):
         model = MODELS[name](x, y.where(torch.arange(60) % 7 != 0, torch.nan))
-        for order in ("all", "previous"):
+        for order in ORDERS:
             strategy = NearestNeighbors(k=5, batch=20, order=order, refresh=2)
             assert_same_draws(model, strategy)
 
@@ -374,10 +397,10 @@ def bad_inputs():
     }
 
 
-ORDERS = list(zip(bad_inputs(), cycle(["previous", "all"]), strict=False))
+BAD = list(zip(bad_inputs(), cycle(ORDERS), strict=False))
 
 
-@pytest.mark.parametrize(("name", "order"), ORDERS)
+@pytest.mark.parametrize(("name", "order"), BAD)
 def test_bad_input_is_fitted_and_predicted(name, order):
     x, y, kernel = bad_inputs()[name]
     model = GPRegression(x, y, kernel, standardize=name != "index")
