@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -530,10 +530,11 @@ MOST_HELD_OUT = 2000  # rows, which tell scale, tails and weights to a few perce
 
 # Of candidates that are trained given neighbours.
 _MOST_NEIGHBORS = 256  # twice as many take predictions eight times as long
-_MANY_STEPS, _MANY_NETWORK_STEPS = 300, 1300
+_MANY_STEPS, _MANY_NETWORK_STEPS = 300, 2600
+_BLOCK = 256  # near points whose joint density is a step of a network
 _RATE, _NETWORK_RATE, _FINAL_RATE = 0.1, 2e-3, 1e-3
 # Weight decay of networks, by turns of their starts: with it some predict better (kin8nm), others
-# worse (kin40k), which the weights of a stack tell.
+# worse (kin40k), which the weights of a stack tell. Two starts have one of each.
 _DECAYS = (None, 1.0)
 _WIDTHS = (256, 256)
 _MOST_FEATURES = 16
@@ -560,8 +561,6 @@ class Candidate:
             candidate ``start``.
         needs_categories: Whether it is only for tables with categories.
         has_network: Whether networks of several starts are components of their own.
-        order: With many rows, whether it is trained given neighbours among all others or among the
-            previous ones.
     """
 
     description: str
@@ -570,7 +569,6 @@ class Candidate:
     warped: bool = False
     needs_categories: bool = False
     has_network: bool = False
-    order: Literal["all", "previous"] = "all"
 
 
 def _linear(x: Tensor, y: Tensor, seed: int, groups: Groups) -> GPRegression:
@@ -721,13 +719,10 @@ MANY_ROWS_CANDIDATES: Mapping[str, Candidate] = {
         "a linear function and what matern adds",
         lambda x, y, seed, groups: _and_linear(_many(x, y, seed, groups, "matern")),
     ),
-    # By Vecchia's likelihood, whose first rows have far neighbours: with some thousand rows its
-    # features predict better, and a mixture gains by what differs.
     "deep_joint": Candidate(
         "matern of the inputs and of features that a network learns, together",
         _many_joint,
         has_network=True,
-        order="previous",
     ),
     "deep": Candidate(
         "matern of the inputs, and a function of features that a network learns",
@@ -743,11 +738,14 @@ DEFAULT_MANY_ROWS_CANDIDATES = ("matern", "deep_joint", "deep")
 
 
 def expand_starts(names: Sequence[str], restarts: int) -> list[str]:
-    """Names of candidates of many rows, those with a network several times: "deep", "deep 2"."""
+    """Names of candidates of many rows, those with a network several times: "deep", "deep 2".
+
+    Networks have one start with each weight decay, and ``restarts`` further ones.
+    """
     return [
         f"{name} {start}" if start > 1 else name
+        for start in range(1, 1 + len(_DECAYS) + restarts)
         for name in names
-        for start in range(1, 2 + restarts)
         if start == 1 or (name in MANY_ROWS_CANDIDATES and MANY_ROWS_CANDIDATES[name].has_network)
     ]
 
@@ -840,8 +838,7 @@ def _fit_candidate(
         _start_from(model, fitted[candidate.start])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the result has the message
-        decay = _DECAYS[start_index % len(_DECAYS)]
-        note = _train(name, model, options, candidate.order, decay)
+        note = _train(name, model, options, _DECAYS[start_index % len(_DECAYS)])
     if rows is not None:
         whole.load_state_dict(model.state_dict())
     seconds, neighbors = time.perf_counter() - start, None
@@ -858,22 +855,19 @@ def _fit_candidate(
     return Component(name, whole.eval(), 0.0, *calibrated, note, seconds, warp, neighbors)
 
 
-def _train(
-    name: str,
-    model: GPRegression,
-    options: FitOptions,
-    order: Literal["all", "previous"],
-    decay: float | None,
-) -> str:
+def _train(name: str, model: GPRegression, options: FitOptions, decay: float | None) -> str:
     """Fits the hyperparameters of a model; a sentence on a problem.
 
-    ``order`` and ``decay`` are of neighbours and networks where there are many rows.
+    ``decay`` is that of networks where there are many rows.
     """
-    seed, is_many = options.seed, options.held_out is not None
-    conditioning = NearestNeighbors(order=order) if is_many else LastPoints(m=0)
+    seed, conditioning, steps = options.seed, LastPoints(m=0), 0
+    if options.held_out is not None:
+        conditioning, steps = NearestNeighbors(), _MANY_STEPS
+        if find_networks(model):
+            conditioning = NearestNeighbors(_BLOCK - 1, 1, "joint")
+            steps = _MANY_NETWORK_STEPS
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=seed)
-    if is_many:
-        steps = _MANY_NETWORK_STEPS if find_networks(model) else _MANY_STEPS
+    if steps:
         return fit_mll(
             mll, "adam", steps=steps, lr=_RATE, final_lr=_FINAL_RATE, network_lr=_NETWORK_RATE,
             network_decay=decay, progress=False,

@@ -63,12 +63,13 @@ class StackedGP(Saved):
     cannot be fitted is left out, with a warning, and is in ``failures``.
 
     With more than ``exact_rows`` the candidates are trained by the densities of points given their
-    nearest neighbours (:class:`~gpclml.conditioning.NearestNeighbors`), on all rows but 5 % of
-    them, at most 2000. To these are fitted scales, tails and weights, since a network predicts the
-    rows that it learned its features from too well; each component has errors of three scales. One
-    factor of all scales makes these rows most likely under the mixture, which is too wide where
-    components that are right one by one differ (Gneiting and Ranjan 2013). New rows are predicted
-    from their neighbours among all rows: time and memory grow in proportion to the rows.
+    nearest neighbours, those with networks by joint densities of near points
+    (:class:`~gpclml.conditioning.NearestNeighbors`), on all rows but 5 % of them, at most 2000. To
+    these are fitted scales, tails and weights, since a network predicts the rows that it learned
+    its features from too well; each component has errors of three scales. One factor of all scales
+    makes these rows most likely under the mixture, which is too wide where components that are
+    right one by one differ (Gneiting and Ranjan 2013). New rows are predicted from their neighbours
+    among all rows: time and memory grow in proportion to the rows.
 
     Rows that are copies of others, as by oversampling or a join, are fitted once, with a warning:
     else each would be predicted from its copy, and new rows would fall out of the intervals. Equal
@@ -84,9 +85,9 @@ class StackedGP(Saved):
             for 1000, and 2000 for ``"deep"``; predictions are conditioned on all rows.
         exact_rows: Largest number of rows that predictions are conditioned on all together.
         restarts: Number of further starts of each fit; the best is kept. With more than
-            ``exact_rows`` they are of networks alone, from other weights and with other batches,
-            every second with weight decay, and each is a component: 4 make an average of five
-            networks.
+            ``exact_rows`` they are of networks alone, which have two starts without them, from
+            other weights and with other batches, every second with weight decay; each is a
+            component.
         extrapolation: Largest distance of a column's values from those of the training rows, in
             units of the column's range. Values farther away are moved to that distance, and values
             of a constant column to the constant. May be infinite.
