@@ -37,7 +37,8 @@ from gpclml.tables import StackedPrediction
 Predict = Callable[[Array], StackedPrediction]
 
 OURS = (
-    "neighbors-64", "neighbors-256", "deep-neighbors", "deep-previous", "deep-lml", "regressor",
+    "neighbors-64", "neighbors-256", "deep-neighbors", "deep-previous", "deep-blocks", "deep-lml",
+    "regressor",
 )  # fmt: skip
 """The methods of this library; the subset is what it did before."""
 
@@ -117,10 +118,14 @@ def fit_given_neighbors(
 def _neighbors(
     kernel: str, given: int, x: Array, y: Array, seed: int, effort: Effort, objective: str = "all"
 ) -> Predict:
-    # With one point to condition on, nearly the LML of 256 random rows.
-    subsets = RandomHoldout(min(0.5, 256 / len(x)), condition_on=1)
-    strategy = subsets if objective == "lml" else NearestNeighbors(order=objective)
-    model = fit_given_neighbors(kernel, x, y, strategy, effort.steps, seed)
+    strategies: dict[str, Conditioning] = {
+        "all": NearestNeighbors(),
+        "previous": NearestNeighbors(order="previous"),
+        "blocks": NearestNeighbors(255, 1, "joint"),
+        # With one point to condition on, nearly the LML of 256 random rows.
+        "lml": RandomHoldout(min(0.5, 256 / len(x)), condition_on=1),
+    }
+    model = fit_given_neighbors(kernel, x, y, strategies[objective], effort.steps, seed)
     return _in_chunks(lambda rows: model.predict(rows, neighbors=given))
 
 
@@ -439,6 +444,10 @@ LARGE_METHODS: Mapping[str, Peer] = {
     "deep-previous": Peer(
         "the same by Vecchia's approximation of the LML: neighbours among previous points",
         partial(_neighbors, "deep", 256, objective="previous"),
+    ),
+    "deep-blocks": Peer(
+        "the same by the joint density of 256 near rows",
+        partial(_neighbors, "deep", 256, objective="blocks"),
     ),
     "deep-lml": Peer(
         "the same by the LML of 256 rows, drawn anew at each step",

@@ -77,6 +77,7 @@ CONDITIONINGS = {
     "chosen": HeldOut([0, 3], [5], [7, 2, 9]),
     "neighbors": NearestNeighbors(5, batch=8, refresh=2, seed=0),
     "previous": NearestNeighbors(5, batch=8, order="previous", refresh=2, seed=0),
+    "joint": NearestNeighbors(5, batch=8, order="joint", refresh=2, seed=0),
 }
 
 
@@ -229,7 +230,7 @@ STEPS: dict[str, Step] = {
         )
         for c in CONDITIONINGS
         if not (c == "orders" and n == " n=300")
-        and not (c in ("neighbors", "previous") and n == " batch")
+        and not (c in ("neighbors", "previous", "joint") and n == " batch")
     },
     **{f"step {k} tenth batch": _step(kernel=k, batch=(2,)) for k in ("rq", "spectral")},
     **{
@@ -238,7 +239,7 @@ STEPS: dict[str, Step] = {
     },
     **{
         f"step {c} noise": _step(conditioning=c, noise=True)
-        for c in ("lml", "tenth", "loo", "previous")
+        for c in ("lml", "tenth", "loo", "previous", "joint")
     },
     "step network mean": _step(mean=lambda: NetworkMean(_network(3, 1))),
     "step iterative": _step(n=60, solver=ConjugateGradients(tolerance=1e-4)),

@@ -100,7 +100,7 @@ def test_on_a_second_gpu(name):
 
 # Neighbours are looked up on the GPU and named on the CPU, which is one more read.
 STEPS_READ_ONCE = [
-    ("rbf", name) for name in CONDITIONINGS if name not in ("neighbors", "previous")
+    ("rbf", name) for name in CONDITIONINGS if name not in ("neighbors", "previous", "joint")
 ] + [(name, "tenth") for name in KERNELS if name not in ("linear", "deep")]
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import warnings
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -855,7 +856,8 @@ def test_what_many_rows_are_not_fitted_by(few_steps):
 
 
 @pytest.mark.slow
-def test_deep_kernels_of_many_rows_learn_a_function_of_one_direction():
+def test_deep_kernels_of_many_rows_learn_a_function_of_one_direction(monkeypatch):
+    monkeypatch.setattr(candidates, "_MANY_NETWORK_STEPS", 400)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1200, 6, generator=generator, dtype=torch.float64)
     y = (3 * (x @ torch.full((6,), 6**-0.5, dtype=torch.float64))).sin()
@@ -891,9 +893,11 @@ def test_further_starts_of_many_rows_are_networks_of_their_own(few_steps, monkey
     x, y = table(100)
     stack = StackedGP(["matern", "deep_joint"], exact_rows=80, restarts=1).fit(x, y)
     components = {component.name: component for component in stack.components}
-    assert components.keys() == {"matern", "deep_joint", "deep_joint 2"}
-    first, second = (components[name].predict(x[:9])[0] for name in ("deep_joint", "deep_joint 2"))
-    assert float((first - second).abs().max()) > 1e-3
+    starts = ["deep_joint", "deep_joint 2", "deep_joint 3"]  # two without any, and one further
+    assert components.keys() == {"matern", *starts}
+    means = [components[name].predict(x[:9])[0] for name in starts]
+    for first, second in combinations(means, 2):
+        assert float((first - second).abs().max()) > 1e-3
     stack.save(tmp_path / "stack.pt")
     again = StackedGP.load(tmp_path / "stack.pt").predict(x)
     torch.testing.assert_close(again.mean, stack.predict(x).mean, rtol=0, atol=0)
