@@ -121,6 +121,21 @@ def test_copies_and_few_points(order):
     assert alone.conditioned_on.shape == (1, 0)
 
 
+def test_a_joint_block_is_a_point_and_its_neighbours():
+    points = torch.rand(40, 3, generator=torch.Generator().manual_seed(0))
+    points[20:30] = points[0]
+    given, joint = (
+        NearestNeighbors(k=6, batch=None, order=order).split(40, points=points)
+        for order in ("all", "joint")
+    )
+    assert torch.equal(joint.held_out[0], torch.cat([given.held_out[0], given.conditioned_on], -1))
+    assert joint.conditioned_on.shape == (40, 0)
+    rows, local = joint.restricted()
+    assert torch.equal(rows[local.held_out[0]], joint.held_out[0])
+    alone = NearestNeighbors(batch=None, order="joint").split(1, points=points[:1])
+    assert alone.held_out[0].tolist() == [[0]]
+
+
 def test_points_of_a_batch_and_none_are_refused():
     with pytest.raises(ArgumentError, match="neighbours are those of one model"):
         NearestNeighbors().split(4, points=torch.rand(2, 4, 1))
