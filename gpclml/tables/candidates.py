@@ -956,6 +956,8 @@ def fit_candidates(
         chain = next((chain for chain in chains if start in chain), [])
         chains += [] if chain else [chain]
         chain.append(name)
+    if options.held_out is not None and options.seconds is None:
+        chains.reverse()  # the most expensive first, so that no process waits for another's last
     # Threads of several processes on the same cores would wait for each other.
     threads = max(1, torch.get_num_threads() // min(effective_n_jobs(n_jobs), len(chains)))
     runs: Any = Parallel(n_jobs=n_jobs)(
