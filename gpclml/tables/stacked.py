@@ -85,9 +85,8 @@ class StackedGP(Saved):
             for 1000, and 2000 for ``"deep"``; predictions are conditioned on all rows.
         exact_rows: Largest number of rows that predictions are conditioned on all together.
         restarts: Number of further starts of each fit; the best is kept. With more than
-            ``exact_rows`` they are of networks alone, which have two starts without them, from
-            other weights and with other batches, every second with weight decay; each is a
-            component.
+            ``exact_rows`` each deep kernel has 2 + ``restarts`` starts, from other weights and with
+            other batches, every second with weight decay, and each is a component.
         extrapolation: Largest distance of a column's values from those of the training rows, in
             units of the column's range. Values farther away are moved to that distance, and values
             of a constant column to the constant. May be infinite.
