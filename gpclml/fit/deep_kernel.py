@@ -25,7 +25,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import callers_level, checked
 from gpclml._utils.resuming import copied_state
-from gpclml.conditioning import Conditioning, LastPoints, NearestNeighbors
+from gpclml.conditioning import LastPoints, NearestNeighbors
 from gpclml.errors import UnsupportedError
 from gpclml.fit.result import FitResult, FitWarning
 from gpclml.fit.search import frozen, objective, search
@@ -90,20 +90,20 @@ def warm_start(model: GPRegression) -> FitResult:
         >>> x = torch.rand(50, 3, dtype=torch.float64)
         >>> fit = warm_start(GPRegression(x, x.sum(-1).sin(), kernel="deep"))
     """
-    return _warm_start(model, LastPoints(m=0))
+    return _warm_start(model, has_neighbors=False)
 
 
-def _warm_start(model: GPRegression, conditioning: Conditioning) -> FitResult:
-    """As :func:`warm_start`, with the plain GP of up to 5,000 points fitted by a conditioning."""
+def _warm_start(model: GPRegression, *, has_neighbors: bool) -> FitResult:
+    """As :func:`warm_start`; ``has_neighbors`` says that few points are given neighbours too."""
     if deep_kernels(model) is None:
         raise UnsupportedError(
             "model", "another kernel", 'a GPRegression with kernel="deep"', "Fit it with fit_mll."
         )
     plain = model.with_kernel("rbf").train()
     targets = cast(Tensor, plain.train_targets)
-    if targets.ndim == 1 and len(targets) > _MOST_EXACT:
-        is_given = isinstance(conditioning, NearestNeighbors)
-        conditioning = conditioning if is_given else NearestNeighbors()
+    # Not those of the objective: a line search has fixed points, and one block of near ones is few.
+    is_many = has_neighbors or (targets.ndim == 1 and len(targets) > _MOST_EXACT)
+    conditioning = NearestNeighbors() if is_many else LastPoints(m=0)
     mll = ConditionalMarginalLogLikelihood(plain.likelihood, plain, conditioning)
     missing = bool(torch.isnan(targets).any())
     weights = _weights(plain)
@@ -137,9 +137,7 @@ def warm_start_fresh_models(mll: MarginalLogLikelihood) -> None:
     model = mll.model
     if isinstance(model, GPRegression) and model.starts_warm and _is_at_start(model):
         given = getattr(mll, "conditioning", None)
-        # Where points are given neighbours there are too many of them for the LML.
-        has_neighbors = isinstance(given, NearestNeighbors)
-        _warm_start(model, given if has_neighbors else LastPoints(m=0))
+        _warm_start(model, has_neighbors=isinstance(given, NearestNeighbors))
 
 
 def _is_at_start(model: GPRegression) -> bool:
