@@ -42,8 +42,8 @@ class NearestNeighbors(Conditioning):
     With ``order="joint"`` each point and its neighbours are held out together, given none: the
     joint log density of these k + 1 points over their number, a block composite likelihood (Caragea
     and Smith 2007), which with ``k = n - 1`` is the log marginal likelihood again. It is for deep
-    kernels: one block of 256, ``NearestNeighbors(255, 1, "joint")``, takes a quarter of the time of
-    128 points given 32 neighbours, and they overfit less.
+    kernels: one block of 256, ``NearestNeighbors(255, 1, "joint")``, takes a third of the time of
+    128 points given 32 neighbours, which they overfit more.
 
     Neighbours are near in the metric of the kernel: points in units of its lengthscales, features
     of a deep kernel. Every ``refresh`` calls the kernel is asked whether that has moved, and they
