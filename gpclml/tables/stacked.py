@@ -23,6 +23,8 @@ from gpclml.tables.candidates import (
     DEFAULT_MANY_ROWS_CANDIDATES,
     MANY_ROWS_CANDIDATES,
     MOST_HELD_OUT,
+    THOUSANDS,
+    THOUSANDS_CANDIDATES,
     Component,
     FitOptions,
     checked_names,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 LEAST_ROWS = 5
 _FITTED = "x", "y", "columns", "categories"
 _EXACT_ROWS = 5000
+_ENOUGH_HELD_OUT = 250  # rows, of which an eighth of all is taken if a twentieth is fewer
 _LEAST_WEIGHT = 0.01  # of a component that predicts given neighbours
 
 
@@ -185,26 +188,29 @@ class StackedGP(Saved):
         Note:
             About 30 to 100 values and gradients of the marginal likelihood for each candidate, n³
             operations each. Candidates that are trained given neighbours take 300 steps of
-            milliseconds, or 1300 of tens of milliseconds with a network, whatever n is.
+            milliseconds, or 2600 of tens of milliseconds with a network, whatever n is.
         """
         if time_budget is not None and not time_budget >= 0:
             raise ArgumentError("time_budget", time_budget, "0 or more seconds, or None")
         x, y, columns = _checked(x, y)
         x, y, self.copies = _without_copies(x, y)
         x = _without_wild_values(x)
-        n, held_out = len(y), None
+        n, held_out, default = len(y), None, DEFAULT_CANDIDATES
+        exact = n <= self.exact_rows
         order = torch.randperm(n, generator=seeded(self.seed)).to(x.device)
-        if n > self.exact_rows:
-            held_out = order[: min(MOST_HELD_OUT, max(LEAST_ROWS, n // 20))].sort().values
-            default = DEFAULT_MANY_ROWS_CANDIDATES
-        else:
-            default = DEFAULT_CANDIDATES + ("deep",) * (n >= DEEP_ROWS)
+        if not exact or (self.candidates is None and n >= THOUSANDS):
+            count = max(n // 20, min(n // 8, _ENOUGH_HELD_OUT))
+            held_out = order[: min(MOST_HELD_OUT, max(LEAST_ROWS, count))]
+            default = tuple(THOUSANDS_CANDIDATES) if exact else DEFAULT_MANY_ROWS_CANDIDATES
+        elif n >= DEEP_ROWS:
+            default += ("deep",)
         names = self.candidates or default
-        names = names if held_out is None else expand_starts(names, self.restarts)
+        names = names if held_out is None else expand_starts(names, self.restarts, exact)
         groups = _checked_categories(categories, x.shape[1])
         options = FitOptions(
-            order, self.fit_rows, held_out, self.seed, self.restarts, time_budget, categories=groups
-        )
+            order, self.fit_rows, held_out, exact, self.seed, self.restarts, time_budget,
+            categories=groups,
+        )  # fmt: skip
         fits, failures = fit_candidates(names, x, y, options, n_jobs=n_jobs, progress=progress)
         if not fits:
             said = "; ".join(f"{name}: {reason}" for name, reason in failures.items())

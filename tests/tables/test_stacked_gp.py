@@ -823,7 +823,7 @@ def test_many_rows_are_predicted_from_their_neighbours(few_steps, tmp_path):
     x, y = table(400)
     stack = StackedGP(["matern"], exact_rows=300, seed=1).fit(x, y)
     assert stack.components[0].neighbors in (32, 64, 128, 256)
-    assert len(stack.components[0].log_densities) == 20  # rows held out
+    assert len(stack.components[0].log_densities) == 50  # rows held out
     new, truth = table(300, seed=1)
     prediction = stack.predict(new)
     assert float((prediction.mean - truth).square().mean().sqrt()) < 0.4  # noise has 0.2

@@ -533,7 +533,7 @@ _BOUNDS_DEPARTURES = (
 
 BOUNDS = Experiment(
     "evidence-bounds", "Estimates of the evidence over precisions and angles", _bounds_cells,
-    run_bounds, _bounds_claims, _draw_bounds, size=(20.0, 8.0),
+    run_bounds, _bounds_claims, _draw_bounds, size=(20.0, 8.0), hours=True,
     items=(
         *(f"Figure {k}" for k in (1, 3, 4, 5, 6, 12, 13)), "Theorem 1", "Theorem 2", "Theorem 3",
         "Corollary 3.1",
