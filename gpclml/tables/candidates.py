@@ -895,7 +895,8 @@ def _fit_candidate(
         warnings.simplefilter("ignore", FitWarning)  # the result has the message
         note = _train(candidate, model, options, _DECAYS[start_index % len(_DECAYS)])
     if whole is not model:
-        whole.load_state_dict(model.state_dict())
+        units = {key: value for key, value in whole.state_dict().items() if "standardizer" in key}
+        whole.load_state_dict({**model.state_dict(), **units})
     seconds, neighbors, count = time.perf_counter() - start, None, 0
     if options.exact:
         judged = held_out

@@ -65,14 +65,17 @@ class StackedGP(Saved):
     On most tables the mixture predicts better than the best of its components. A candidate that
     cannot be fitted is left out, with a warning, and is in ``failures``.
 
-    With more than ``exact_rows`` the candidates are trained by the densities of points given their
-    nearest neighbours, those with networks by joint densities of near points
-    (:class:`~gpclml.conditioning.NearestNeighbors`), on all rows but 5 % of them, at most 2000. To
-    these are fitted scales, tails and weights, since a network predicts the rows that it learned
-    its features from too well; each component has errors of three scales. One factor of all scales
-    makes these rows most likely under the mixture, which is too wide where components that are
-    right one by one differ (Gneiting and Ranjan 2013). New rows are predicted from their neighbours
-    among all rows: time and memory grow in proportion to the rows.
+    From 2000 rows on two of the candidates are deep kernels that are trained by joint densities of
+    near points (:class:`~gpclml.conditioning.NearestNeighbors`). Then 5 % of the rows, at least 250
+    or an eighth and at most 2000, are held out from all fits. To these are fitted scales, tails and
+    weights, since a network predicts the rows that it learned its features from too well; each
+    component has errors of three scales. One factor of all scales makes these rows most likely
+    under the mixture, which is too wide where components that are right one by one differ (Gneiting
+    and Ranjan 2013). Predictions are conditioned on all rows.
+
+    With more than ``exact_rows`` all candidates are trained by densities of points given their
+    nearest neighbours or of near points, and new rows are predicted from their neighbours among all
+    rows: time and memory grow in proportion to the rows.
 
     Rows that are copies of others, as by oversampling or a join, are fitted once, with a warning:
     else each would be predicted from its copy, and new rows would fall out of the intervals. Equal
@@ -82,14 +85,17 @@ class StackedGP(Saved):
 
     Args:
         candidates: Names of the models; None for all of
-            ``gpclml.tables.DEFAULT_CANDIDATES``, and ``"deep"`` from 1000 rows on; with more than
-            ``exact_rows`` for ``gpclml.tables.DEFAULT_MANY_ROWS_CANDIDATES``.
-        fit_rows: Largest number of rows, drawn at random, that hyperparameters are fitted to, None
-            for 1000, and 2000 for ``"deep"``; predictions are conditioned on all rows.
+            ``gpclml.tables.DEFAULT_CANDIDATES``, and ``"deep"`` from 1000 rows on; from 2000 rows
+            on for ``gpclml.tables.THOUSANDS_CANDIDATES``; with more than ``exact_rows`` for
+            ``gpclml.tables.DEFAULT_MANY_ROWS_CANDIDATES``.
+        fit_rows: Largest number of rows, drawn at random, that hyperparameters are fitted to by the
+            marginal likelihood, None for 1000, and 2000 for ``"deep"``; predictions are conditioned
+            on all rows.
         exact_rows: Largest number of rows that predictions are conditioned on all together.
-        restarts: Number of further starts of each fit; the best is kept. With more than
-            ``exact_rows`` each deep kernel has 2 + ``restarts`` starts, from other weights and with
-            other batches, every second with weight decay, and each is a component.
+        restarts: Number of further starts of each fit by the marginal likelihood; the best is kept.
+            Each deep kernel that is trained by near points has 1 + ``restarts`` starts, one more
+            with more than ``exact_rows``, from other weights and with other batches, every second
+            without weight decay, and each is a component.
         extrapolation: Largest distance of a column's values from those of the training rows, in
             units of the column's range. Values farther away are moved to that distance, and values
             of a constant column to the constant. May be infinite.
@@ -188,7 +194,7 @@ class StackedGP(Saved):
         Note:
             About 30 to 100 values and gradients of the marginal likelihood for each candidate, n³
             operations each. Candidates that are trained given neighbours take 300 steps of
-            milliseconds, or 2600 of tens of milliseconds with a network, whatever n is.
+            milliseconds, or n / 2.6 and at most 2600 of tens of milliseconds with a network.
         """
         if time_budget is not None and not time_budget >= 0:
             raise ArgumentError("time_budget", time_budget, "0 or more seconds, or None")

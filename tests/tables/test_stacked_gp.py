@@ -31,6 +31,7 @@ from gpclml.tables import (
     StackedPrediction,
     candidates,
     fit_calibration,
+    stacked,
 )
 from gpclml.tables.candidates import (
     Residuals,
@@ -901,3 +902,64 @@ def test_further_starts_of_many_rows_are_networks_of_their_own(few_steps, monkey
     stack.save(tmp_path / "stack.pt")
     again = StackedGP.load(tmp_path / "stack.pt").predict(x)
     torch.testing.assert_close(again.mean, stack.predict(x).mean, rtol=0, atol=0)
+
+
+@pytest.fixture
+def thousands(few_steps, monkeypatch):
+    """A stack of 90 rows is fitted as one of thousands, in few steps."""
+    monkeypatch.setattr(candidates, "_MANY_NETWORK_STEPS", 20)
+    monkeypatch.setattr(stacked, "THOUSANDS", 80)
+
+
+@pytest.mark.slow
+def test_thousands_of_rows_are_predicted_from_all_and_judged_by_those_held_out(thousands, tmp_path):
+    x, y = table(90)
+    stack = StackedGP(restarts=1).fit(x, y)
+    names = {component.name for component in stack.components}
+    assert {"matern", "rbf", "rq", "matern_rq", "deep_joint", "deep", "deep 2"} <= names
+    held_out = torch.randperm(90, generator=torch.Generator().manual_seed(0))[:11]
+    others = torch.ones(90, dtype=torch.bool)
+    others[held_out] = False
+    for component in stack.components:
+        assert component.neighbors is None
+        assert component.held_out
+        assert len(component.residuals.values) == len(held_out)
+    # Residuals are errors given all other rows.
+    matern = next(c for c in stack.components if c.name == "matern")
+    model = GPRegression(x, y, "matern")
+    model.load_state_dict(matern.model.state_dict(), strict=False)
+    first = int(held_out[0])
+    kept = torch.arange(90) != first
+    model.set_train_data(x[kept], model.train_targets[kept], strict=False)
+    predicted = model.eval().predict(x[first : first + 1])
+    residual = (y[first] - predicted.mean) / predicted.stddev
+    torch.testing.assert_close(matern.residuals.values[:1], residual.double(), rtol=1e-6, atol=0)
+    new, truth = table(200, seed=1)
+    prediction = stack.predict(new)
+    assert float((prediction.mean - truth).square().mean().sqrt()) < 0.6
+    stack.save(tmp_path / "stack.pt")
+    again = StackedGP.load(tmp_path / "stack.pt").predict(new)
+    torch.testing.assert_close(again.mean, prediction.mean, rtol=0, atol=0)
+    torch.testing.assert_close(again.std, prediction.std, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_networks_of_thousands_of_rows_do_not_see_those_held_out(thousands):
+    x, y = table(90)
+    held_out = torch.randperm(90, generator=torch.Generator().manual_seed(0))[:11]
+    changed = y.clone()
+    changed[held_out] = y[held_out].flip(0)
+    stacks = [StackedGP().fit(x, targets) for targets in (y, changed)]
+    deep = [next(c for c in stack.components if c.name == "deep").model for stack in stacks]
+    for ours, theirs in zip(*(model.parameters() for model in deep), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.slow
+def test_named_candidates_of_thousands_of_rows_are_those_of_fewer(thousands):
+    x, y = table(90)
+    stack = StackedGP(["linear", "rbf"]).fit(x, y)
+    assert {component.name for component in stack.components} == {"linear", "rbf"}
+    assert not any(component.held_out for component in stack.components)
+    several = StackedGP().fit(x, y, n_jobs=2)
+    assert {"rbf", "matern_rq", "deep"} <= {component.name for component in several.components}
