@@ -571,7 +571,7 @@ class Candidate:
             candidate ``start``.
         needs_categories: Whether it is only for tables with categories.
         has_network: Whether networks of several starts are components of their own.
-        by_neighbors: Whether it is trained by densities of near points, on all rows but those held
+        is_local: Whether it is trained by densities of near points, on all rows but those held
             out; else by the marginal likelihood of up to 1000, or 2000 with a network.
     """
 
@@ -581,7 +581,7 @@ class Candidate:
     warped: bool = False
     needs_categories: bool = False
     has_network: bool = False
-    by_neighbors: bool = False
+    is_local: bool = False
 
 
 def _linear(x: Tensor, y: Tensor, seed: int, groups: Groups) -> GPRegression:
@@ -732,28 +732,28 @@ with 500 rows, and by -.60 (kin40k), -.01, .00 and .00 with 1000.
 MANY_ROWS_CANDIDATES: Mapping[str, Candidate] = {
     "matern": Candidate(
         "a rough function, each input with a length scale of its own",
-        partial(_many, kernel="matern"), by_neighbors=True,
+        partial(_many, kernel="matern"), is_local=True,
     ),
     "rq": Candidate(
         "a smooth function, on several length scales at once",
-        partial(_many, kernel="rq"), by_neighbors=True,
+        partial(_many, kernel="rq"), is_local=True,
     ),
     "matern_linear_free": Candidate(
         "a linear function and what matern adds",
         lambda x, y, seed, groups: _and_linear(_many(x, y, seed, groups, "matern")),
-        by_neighbors=True,
+        is_local=True,
     ),
     "matern_rq": Candidate(
         "matern and what changes faster, such as from value to value of one input",
-        _many_matern_rq, by_neighbors=True,
+        _many_matern_rq, is_local=True,
     ),
     "deep_joint": Candidate(
         "matern of the inputs and of features that a network learns, together",
-        _many_joint, has_network=True, by_neighbors=True,
+        _many_joint, has_network=True, is_local=True,
     ),
     "deep": Candidate(
         "matern of the inputs, and a function of features that a network learns",
-        _many_deep, has_network=True, by_neighbors=True,
+        _many_deep, has_network=True, is_local=True,
     ),
 }  # fmt: skip
 """Candidates of a stack of many rows by name, trained and predicted from nearest neighbours; from
@@ -869,7 +869,7 @@ def _fit_candidate(
     if candidate.needs_categories and not options.categories:
         return None
     most = options.fit_rows or (_DEEP_FIT_ROWS if kind == "deep" else _FIT_ROWS)
-    most = len(y) if candidate.by_neighbors else most
+    most = len(y) if candidate.is_local else most
     if held_out is not None or most < len(y):
         others = options.order[0 if held_out is None else len(held_out) :]
         rows = others[:most].sort().values
@@ -885,7 +885,7 @@ def _fit_candidate(
             return None
         targets = _warped(y, warp)
     # Of many rows some have the hyperparameters fitted to them, and all are predicted from.
-    data = _in_single_precision(x, targets) if candidate.by_neighbors else (x, targets)
+    data = _in_single_precision(x, targets) if candidate.is_local else (x, targets)
     whole, model = _models(candidate, *data, rows, options)
     if options.exact and data[0] is not x:  # factors of all rows are in double precision
         whole = candidate.make(x, targets, options.seed, options.categories)
@@ -929,12 +929,12 @@ def _train(
     ``decay`` is that of networks that are trained by near points.
     """
     seed, conditioning, has_network = options.seed, LastPoints(m=0), bool(find_networks(model))
-    if candidate.by_neighbors:
+    if candidate.is_local:
         conditioning = (
             NearestNeighbors(_BLOCK - 1, 1, "joint") if has_network else NearestNeighbors()
         )
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=seed)
-    if candidate.by_neighbors:
+    if candidate.is_local:
         passes = math.ceil(_PASSES * len(cast(Tensor, model.train_targets)) / _BLOCK)
         steps = min(passes, _MANY_NETWORK_STEPS) if has_network else _MANY_STEPS
         return fit_mll(
