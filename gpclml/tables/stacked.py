@@ -65,13 +65,14 @@ class StackedGP(Saved):
     On most tables the mixture predicts better than the best of its components. A candidate that
     cannot be fitted is left out, with a warning, and is in ``failures``.
 
-    From 2000 rows on two of the candidates are deep kernels that are trained by joint densities of
-    near points (:class:`~gpclml.conditioning.NearestNeighbors`). Then 5 % of the rows, at least 250
-    or an eighth and at most 2000, are held out from all fits. To these are fitted scales, tails and
-    weights, since a network predicts the rows that it learned its features from too well; each
-    component has errors of three scales. One factor of all scales makes these rows most likely
-    under the mixture, which is too wide where components that are right one by one differ (Gneiting
-    and Ranjan 2013). Predictions are conditioned on all rows.
+    With 2000 rows or more, two of the candidates are deep kernels that are trained by joint
+    densities of near points (:class:`~gpclml.conditioning.NearestNeighbors`). Then 5 % of the rows
+    are held out from the fits of hyperparameters: an eighth, up to 250, where that is more, and
+    never more than 2000. Scales, tails and weights are fitted to these, since a network predicts
+    the rows that it learned its features from too well; each component has errors of three scales.
+    One factor of all scales makes these rows most likely under the mixture, which is too wide where
+    components that are right one by one differ (Gneiting and Ranjan 2013). Predictions are
+    conditioned on all rows.
 
     With more than ``exact_rows`` all candidates are trained by densities of points given their
     nearest neighbours or of near points, and new rows are predicted from their neighbours among all

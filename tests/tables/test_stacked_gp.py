@@ -918,8 +918,6 @@ def test_thousands_of_rows_are_predicted_from_all_and_judged_by_those_held_out(t
     names = {component.name for component in stack.components}
     assert {"matern", "rbf", "rq", "matern_rq", "deep_joint", "deep", "deep 2"} <= names
     held_out = torch.randperm(90, generator=torch.Generator().manual_seed(0))[:11]
-    others = torch.ones(90, dtype=torch.bool)
-    others[held_out] = False
     for component in stack.components:
         assert component.neighbors is None
         assert component.held_out
