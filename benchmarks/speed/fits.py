@@ -548,3 +548,32 @@ def _loop(
         "fits": fits, "acquisition": acquisition, "total": fits + acquisition,
         "regret": float(problem.regrets(x).min()),
     }  # fmt: skip
+
+
+def measure_acquisitions(
+    n: int, points: int = 256, dimensions: int = 6, *, device: str = "cpu", seconds: float = 2.0
+) -> list[Row]:  # fmt: skip
+    """Time of a posterior at many points, and of ten predictions, by models that stay as they are.
+
+    A posterior is a mean and a variance for each of a batch of points, as acquisition functions ask
+    for them, with their gradient; the base is that of BoTorch's ``SingleTaskGP``.
+    """
+    keep_freed_memory()
+    x, y = sampled_data(n, torch.float64, device, 0, dimensions)
+    new = torch.rand(points, 1, dimensions, generator=torch.Generator().manual_seed(1)).to(x)
+    new.requires_grad_()
+    models = {
+        "SingleTaskGP": SingleTaskGP(x, y.unsqueeze(-1)),
+        "GPRegression": GPRegression(x, y, "matern"),
+        "GPClassification": GPClassification(x, y > y.median()),
+    }
+
+    def with_gradient(model: Any) -> None:
+        found = model.posterior(new) if hasattr(model, "posterior") else model(new)
+        torch.autograd.grad(found.mean.sum() + found.variance.sum(), new)
+
+    steps = {name: partial(with_gradient, model.eval()) for name, model in models.items()}
+    few = new[:10, 0].detach()
+    steps["GPRegression.predict, 10 rows"] = lambda: models["GPRegression"].predict(few)
+    steps["GPClassification.predict, 10 rows"] = lambda: models["GPClassification"].predict(few)
+    return timed(steps, device, seconds, base="SingleTaskGP")

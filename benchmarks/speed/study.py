@@ -98,6 +98,11 @@ MEASUREMENTS: Mapping[str, Measurement] = {
         fits.measure_loops, {"function": ("branin", "hartmann-6"), "start": (0, 1, 2)},
         "Bayesian optimization from end to end", "Seconds of 50 evaluations, one after the other.",
     ),
+    "acquisitions": Measurement(
+        fits.measure_acquisitions, {"n": (100, 300, 1000)},
+        "Posteriors of models that stay as they are",
+        f"Mean and variance of 256 single points and their gradient; predictions of ten. {_TIMES}",
+    ),
     "few-shot": Measurement(
         networks.measure_few_shot,
         {"kernel": ("linear", "cosine", "rbf", "polynomial_1"), "tasks": (1,)},

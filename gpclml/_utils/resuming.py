@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,6 +90,27 @@ def module_classes(module: torch.nn.Module) -> list[str]:
     return [f"{name}: {type(child).__qualname__}" for name, child in module.named_modules()]
 
 
+def content(module: torch.nn.Module) -> str:
+    """A digest of all that a module computes with: another one wherever that may have changed.
+
+    Of parameters, buffers and the attributes of all parts that are numbers, texts, tensors, arrays
+    or lists and mappings of these, by value: GPyTorch writes parameters in ways that a tensor's
+    version does not count, and keeps data, fixed noise and settings of kernels in attributes.
+    """
+    other = {"training", "_parameters", "_buffers", "_modules"}
+    parts = [
+        {k: value for k, value in vars(part).items() if k not in other and _is_plain(value)}
+        for part in module.modules()
+    ]
+    return digest([module_classes(module), *module.parameters(), *module.buffers(), parts])
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple, Mapping)):
+        return all(map(_is_plain, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, (Tensor, np.ndarray, str, bytes, int, float, complex, type(None)))
+
+
 def digest(value: Any) -> str:
     """The SHA-256 of a value, the same in every process and on every device.
 
@@ -103,6 +125,8 @@ def _plain(value: Any) -> Any:
         # Bytes alone would not tell a type or shape from another.
         entries = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         return "tensor", str(value.dtype), tuple(value.shape), hashlib.sha256(entries).hexdigest()
+    if isinstance(value, np.ndarray):
+        return "array", str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, Mapping):
         return "mapping", *((repr(key), _plain(value[key])) for key in sorted(value, key=repr))
     if isinstance(value, (list, tuple)):

@@ -62,7 +62,7 @@ from gpclml.linalg import (
     safe_cholesky,
     take,
 )
-from gpclml.linalg.matrices import HALF_LOG_2PI
+from gpclml.linalg.matrices import HALF_LOG_2PI, solve_lower
 
 _MOST_STEPS = 100  # of Newton's method, which takes about five
 # Twice the gain that Newton's method expects of a step, in nats, after which it ends: the error of
@@ -139,7 +139,7 @@ class _Curvature:
     def whitened(self, columns: Tensor) -> Tensor:
         """Columns as L⁻¹ √W of them, whose products are those with R where W is not negative."""
         scaled = self.root.unsqueeze(-1) * columns
-        return torch.linalg.solve_triangular(self.factor, scaled, upper=False)
+        return solve_lower(self.factor, scaled)
 
     def times_r(self, columns: Tensor) -> Tensor:
         """R = (K + W⁻¹)⁻¹ times columns, ``(*batch, n, k)``."""

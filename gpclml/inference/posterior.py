@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from gpytorch import settings
@@ -21,6 +22,7 @@ from torch.distributions import Normal
 from gpclml._utils import environment
 from gpclml._utils.arguments import check_counts, check_finite, checked
 from gpclml._utils.arrays import points_as_tensor
+from gpclml._utils.resuming import content
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.inference.observations import (
     Observations,
@@ -96,7 +98,12 @@ def reading(model: ExactGP) -> Iterator[None]:
 
 @posterior_settings()
 def exact_posterior(
-    model: ExactGP, x: Tensor, marginal: bool, progress: bool | None = None
+    model: ExactGP,
+    x: Tensor,
+    marginal: bool,
+    progress: bool | None = None,
+    *,
+    constant: bool = False,
 ) -> PosteriorNormal:
     r"""The latent posterior at x by one dense factorization.
 
@@ -115,40 +122,88 @@ def exact_posterior(
     evaluated so, because of memory or of tensors in it that are neither parameters nor buffers, and
     beyond 10,000 points, it predicts in float32.
 
+    The factor has the batch of the training data, whatever that of the points is. Where no gradient
+    goes through it, it is kept until anything of the model changes, and a point costs n² operations
+    from the second call on; of all models together half a GiB is kept.
+
     Args:
         model: A model in eval mode, with training data.
         x: Points. Shape ``(*batch, m, d)``.
         marginal: Give the variances only.
         progress: Show a bar of the points on standard error, where variances of more than one chunk
             of them are asked for.
+        constant: Let gradients flow to x alone, not to parameters and training data.
 
     Returns:
         Mean ``(*batch, m)`` and covariance ``(*batch, m, m)``, diagonal with ``marginal``.
     """
 
     def compute(points: Tensor) -> PosteriorNormal:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not constant):
+            predictor = _training_predictor(model, points)
         prior = JointPrior(model, points)
-        data = prior.training_data(model)
-        predictor = data.covariance.predictor(data.residual, data.missing)
         m = prior.mean.shape[-1]
         step = _CHUNK if marginal else m
         chunks = [slice(first, min(first + step, m)) for first in range(0, m, step)]
         return posterior_given(prior, predictor, chunks, marginal, x, progress)[0]
 
-    return computed_in_double(model, compute, x)
+    return computed_in_double(model, compute, x, constant)
 
 
-def computed_in_double(model: ExactGP, compute: Callable[[Tensor], T], x: Tensor) -> T:
+def has_constant_caches(model: ExactGP) -> bool:
+    """Whether GPyTorch would keep what it computes of the training data, without a gradient.
+
+    It does by default (``gpytorch.settings.detach_test_caches``); here training data that require a
+    gradient, as those of fantasies may, have theirs.
+    """
+    data = *cast(Any, model.train_inputs), cast(Tensor, model.train_targets)
+    detached = bool(settings.detach_test_caches.on())
+    return detached and not any(values.requires_grad for values in data)
+
+
+_KEPT_BYTES = 2**29  # of factors of all models together
+_KEPT: WeakKeyDictionary[ExactGP, tuple[str, int, Predictor]] = WeakKeyDictionary()
+
+
+def _training_predictor(model: ExactGP, x: Tensor) -> Predictor:
+    """What the training targets say of other values, in the type of x.
+
+    Without a gradient it is kept; of those that were kept the oldest are dropped.
+    """
+    state = None if torch.is_grad_enabled() else content(model)
+    kept = _KEPT.get(model)
+    if kept is not None and kept[0] == state:
+        return kept[2]
+    data = JointPrior(model, x.new_empty(0, x.shape[-1])).training_data(model)
+    predictor = data.covariance.predictor(data.residual, data.missing)
+    # Approximations of targets that are not Gaussian have the covariance and a factor beside it.
+    size = data.residual.numel() * data.residual.shape[-1] * x.itemsize
+    size *= 1 if data.is_gaussian else 3
+    _KEPT.pop(model, None)
+    if state is not None and size <= _KEPT_BYTES:
+        for other in list(_KEPT):
+            if sum(entry[1] for entry in _KEPT.values()) + size > _KEPT_BYTES:
+                del _KEPT[other]
+        _KEPT[model] = state, size, predictor
+    return predictor
+
+
+def computed_in_double(
+    model: ExactGP, compute: Callable[[Tensor], T], x: Tensor, constant: bool = False
+) -> T:
     """What a function computes from a model at points, in float64 if :func:`exact_posterior` does.
 
-    It takes the points ``(*batch, m, d)`` in the type that the model's tensors then have.
+    It takes the points ``(*batch, m, d)`` in the type that the model's tensors then have; where
+    these are to be ``constant``, no gradient flows to them.
     """
     module = _Computation(model, compute)
     small = _training_inputs(model).shape[-2] <= PREDICTED_IN_DOUBLE_UP_TO
+    # Buffers too: interpolated kernels hold their grids, and transforms their scales, there.
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    if constant:
+        tensors = {name: tensor.detach() for name, tensor in tensors.items()}
     if x.dtype == torch.float32 and small:
-        tensors = [*module.named_parameters(), *module.named_buffers()]
-        # Buffers too: interpolated kernels hold their grids, and transforms their scales, there.
-        double = {name: t.double() for name, t in tensors if t.dtype == torch.float32}
+        double = {name: t.double() for name, t in tensors.items() if t.dtype == torch.float32}
         try:
             # What was kept in one type must not be used in the other, before or after.
             module.clear_caches()
@@ -157,7 +212,7 @@ def computed_in_double(model: ExactGP, compute: Callable[[Tensor], T], x: Tensor
             pass
         finally:
             module.clear_caches()
-    return compute(x)
+    return torch.func.functional_call(module, tensors, (x,)) if constant else compute(x)
 
 
 class _Computation(torch.nn.Module):
@@ -313,13 +368,15 @@ def choose_posterior_solver(
     """The settings of conjugate gradients, or None for a dense factorization.
 
     A posterior at points x needs about 5 n² numbers without a gradient and 11 n² with one, 2 n²
-    more where targets are missing, and n m + 3 m² for a joint covariance.
+    more where targets are missing, for each member of the training data, and n m + 3 m² for each
+    joint covariance.
     """
     n, m = train_x.shape[-2], x.shape[-2]
-    batch = torch.broadcast_shapes(train_x.shape[:-2], x.shape[:-2]).numel()
+    members = train_x.shape[:-2]
+    batch = torch.broadcast_shapes(members, x.shape[:-2]).numel()
     matrices = _WITH_GRADIENT if torch.is_grad_enabled() else _MATRICES
     matrices += _WITH_MISSING * bool(train_y.isnan().any())
-    numbers = batch * (matrices * n * n + (not marginal) * (n + 3 * m) * m)
+    numbers = members.numel() * matrices * n * n + batch * (not marginal) * (n + 3 * m) * m
     if solver in ("auto", "cholesky") and environment.fits(numbers * x.itemsize, x.device):
         return None
     suggestion = "Use solver='cg', torch.no_grad(), or fewer points."

@@ -29,6 +29,7 @@ from gpclml.linalg.matrices import (
     plus_product,
     safe_cholesky,
     sandwich,
+    solve_lower,
     take,
 )
 
@@ -493,6 +494,6 @@ class _DensePredictor:
         """See :class:`~gpclml.linalg.Predictor`."""
         if self.missing is not None:
             cross = torch.where(self.missing.unsqueeze(-1), 0.0, cross)
-        V = torch.linalg.solve_triangular(self.factor, cross, upper=False)
+        V = solve_lower(self.factor, cross)
         shift = (V.mT @ self.whitened).squeeze(-1)
         return ConditionedBlock(shift, V.square().sum(-2), V if keep else None)

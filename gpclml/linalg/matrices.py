@@ -141,6 +141,18 @@ def take_rows(values: Tensor, order: Tensor) -> Tensor:
     return rows.reshape(*order.shape, values.shape[-1])
 
 
+def solve_lower(factor: Tensor, columns: Tensor) -> Tensor:
+    """The inverse of a lower factor ``(*batch, n, n)`` times columns ``(*batch, n, k)``.
+
+    A single factor is not copied for each member of a batch of columns.
+    """
+    if factor.shape[:-2].numel() > 1 or columns.ndim < 3:
+        return torch.linalg.solve_triangular(factor, columns, upper=False)
+    n, rows = columns.shape[-2], columns.movedim(-2, 0)
+    solved = torch.linalg.solve_triangular(factor.reshape(n, n), rows.reshape(n, -1), upper=False)
+    return solved.reshape(rows.shape).movedim(0, -2)
+
+
 def permute(matrix: Tensor, order: Tensor) -> Tensor:
     """Rows and columns of ``(*batch, n, n)`` at indices as :func:`take` takes them."""
     # Rows as blocks of memory, then a gather within rows: several times faster on a CPU

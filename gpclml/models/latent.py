@@ -19,7 +19,12 @@ from torch import Tensor
 from gpclml._utils.arguments import check_placement, checked
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
-from gpclml.inference.posterior import exact_posterior, new_points, reading
+from gpclml.inference.posterior import (
+    exact_posterior,
+    has_constant_caches,
+    new_points,
+    reading,
+)
 from gpclml.kernels import DeepKernel
 from gpclml.likelihoods import (
     LogisticLikelihood,
@@ -147,7 +152,7 @@ class LatentGP(RegressionGP):
         if kwargs or len(args) != 1:
             raise UnsupportedError("model", "several inputs", "one tensor of points in eval mode")
         x = args[0].unsqueeze(-1) if args[0].ndim == 1 else args[0]
-        return exact_posterior(self, x, marginal=False)
+        return exact_posterior(self, x, marginal=False, constant=has_constant_caches(self))
 
     @checked
     def predict(

@@ -43,6 +43,7 @@ from gpclml.inference.observations import Solver
 from gpclml.inference.posterior import (
     checked_points,
     choose_posterior_solver,
+    has_constant_caches,
     observed_posterior,
     refuse_gradient,
 )
@@ -257,7 +258,8 @@ class GPRegression(StandardizedGP):
         The posterior is computed by a dense factorization and is exact under any settings; missing
         targets are left out. Every module keeps its mode, so it can be called during training. Of
         up to 10,000 float32 points it is computed in float64 and then rounded, so that a model
-        predicts the same in both types.
+        predicts the same in both types. The factor, n³/3 operations, is kept for further calls
+        until the model changes, if it has at most half a GiB; then a point costs n².
 
         If the factorization does not fit into memory, each call solves by conjugate gradients to a
         checked tolerance, without gradients. An :class:`~gpclml.inference.IterativePosterior` keeps
@@ -301,7 +303,7 @@ class GPRegression(StandardizedGP):
         Warns:
             SolverWarning: "auto" takes conjugate gradients.
         """
-        train_x, train_y = self._training_data()
+        train_x = self._training_data()[0]
         x = checked_points(x, train_x, self.column_names)
         neighbors = self.neighbors if neighbors is None else neighbors
         if neighbors is not None:
@@ -312,15 +314,28 @@ class GPRegression(StandardizedGP):
                 count = count_neighbors(self, neighbors)
                 posterior = posterior_given_neighbors(self, x, count, progress)
                 return self._observed(posterior, x, observation_noise, marginal=True)
-        chosen = choose_posterior_solver(solver, train_x, train_y, x, marginal)
-        if chosen is not None:
-            posterior = IterativePosterior(self, chosen)
-            return posterior.predict(x, observation_noise, marginal).distribution
         # A graph takes twice the memory, so that there is one only where somebody asks for it.
         wanted = x.requires_grad if grad is None else grad
-        with evaluating(self), torch.set_grad_enabled(torch.is_grad_enabled() and wanted):
-            posterior = exact_posterior(self, x, marginal, progress)
-            return self._observed(posterior, x, observation_noise, marginal)
+        return self._predict(x, observation_noise, marginal, solver, progress, grad=wanted)
+
+    def _predict(
+        self,
+        x: Tensor,
+        noise: bool | Tensor,
+        marginal: bool = False,
+        solver: Solver = "auto",
+        progress: bool | None = None,
+        *,
+        grad: bool = True,
+        constant: bool = False,
+    ) -> PosteriorNormal:
+        """The posterior given all training points; ``constant`` as in :func:`exact_posterior`."""
+        chosen = choose_posterior_solver(solver, *self._training_data(), x, marginal)
+        if chosen is not None:
+            return IterativePosterior(self, chosen).predict(x, noise, marginal).distribution
+        with evaluating(self), torch.set_grad_enabled(torch.is_grad_enabled() and grad):
+            posterior = exact_posterior(self, x, marginal, progress, constant=constant)
+            return self._observed(posterior, x, noise, marginal)
 
     def _observed(
         self, latent: PosteriorNormal, x: Tensor, noise: bool | Tensor, marginal: bool
@@ -385,10 +400,12 @@ class GPRegression(StandardizedGP):
     ) -> Posterior:
         """The posterior at X in original units, as BoTorch's models give it.
 
-        It is what :meth:`predict` computes, for acquisition functions. As in BoTorch, and unlike
-        everywhere else in gpclml, the noise of observations is left out by default. With
-        ``model.neighbors`` up to 32 points are predicted together, given the training points that
-        are nearest to any of them, and more one by one, with a diagonal covariance.
+        It is what :meth:`predict` computes, for acquisition functions: gradients are those of X;
+        hyperparameters are constants, as in GPyTorch, unless the training data require a gradient
+        or ``gpytorch.settings.detach_test_caches`` is off. As in BoTorch, and unlike everywhere
+        else in gpclml, the noise of observations is left out by default. With ``model.neighbors``
+        up to 32 points are predicted together, given the training points that are nearest to any of
+        them, and more one by one, with a diagonal covariance.
 
         Args:
             X: Points in original units. Shape ``(*batch, q, d)``.
@@ -428,10 +445,10 @@ class GPRegression(StandardizedGP):
         elif noise and isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
             noise = cast(Any, self.likelihood.noise_covar).noise.mean(-1, keepdim=True)
             noise = noise.expand(*noise.shape[:-1], X.shape[-2])
+        X = checked_points(X, self._training_data()[0], self.column_names)
         if self.neighbors is None:
-            distribution = self.predict(X, observation_noise=noise, grad=True)
+            distribution = self._predict(X, noise, constant=has_constant_caches(self))
         else:
-            X = checked_points(X, self._training_data()[0])
             with evaluating(self):
                 count = count_neighbors(self, self.neighbors)
                 distribution = joint_posterior_given_neighbors(self, X, count)

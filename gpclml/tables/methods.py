@@ -320,7 +320,7 @@ def column_effects(
         for _ in range(shuffles):
             points.append(x.clone())
             points[-1][:, inputs] = x[torch.randperm(count, generator=generator), inputs]
-    # One call for all: a stack has a factorization for each call.
+    # One call for all: factors above half a GiB are not kept for the next.
     prediction = predict(torch.cat(points))
     means = prediction if isinstance(prediction, Tensor) else prediction.mean
     squares = (means.reshape(-1, count) - y).square()

@@ -134,7 +134,7 @@ def averaged_values(
     if not bool(rows.any()):
         return values(x)
     points, weights = completions(x[rows], unknown[rows], train_x, categories, seed)
-    # One call, since each takes the factors of all models again.
+    # One call, since factors above half a GiB are not kept for the next.
     known, spread = values(torch.cat([x[~rows], points.flatten(0, 1)])).split(
         [int((~rows).sum()), weights.numel()], dim=-1
     )

@@ -256,8 +256,9 @@ class StackedGP(Saved):
                 :meth:`gpclml.models.GPRegression.predict`, or the stack is not fitted.
 
         Note:
-            A factorization of each component, n³/3 operations, and n² operations a point, 64 times
-            as many where values are missing.
+            A factorization of each component, n³/3 operations, which is kept for further calls as
+            that of a :class:`~gpclml.models.GPRegression` is. Each point takes n² operations, 64
+            times as many where values are missing.
         """
         x = self._points(x)
         train_x = self._check_fitted()

@@ -246,6 +246,15 @@ def test_loops_end_at_about_the_same_regret_by_either_search():
     assert rows[0]["ratio"] == 1.0
 
 
+def test_posteriors_of_all_models_are_timed_against_botorchs():
+    rows = fits.measure_acquisitions(20, points=3, seconds=0.0)
+    assert [row["method"] for row in rows[:3]] == [
+        "SingleTaskGP", "GPRegression", "GPClassification",
+    ]  # fmt: skip
+    assert rows[0]["ratio"] == 1.0
+    assert all(row["ms"] > 0 for row in rows)
+
+
 @pytest.mark.slow
 def test_fits_are_compared_on_the_same_rows_from_the_same_start():
     assert fits.measure_predictions("diabetes", 430) == []  # 12 rows are too few to test on
