@@ -15,7 +15,11 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.models import ExactGP
-from linear_operator.operators import DiagLinearOperator, LinearOperator
+from linear_operator.operators import (
+    DiagLinearOperator,
+    LinearOperator,
+    to_linear_operator,
+)
 from torch import Tensor
 from torch.distributions import Normal
 
@@ -141,7 +145,10 @@ def exact_posterior(
     def compute(points: Tensor) -> PosteriorNormal:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not constant):
             predictor = _training_predictor(model, points)
-        prior = JointPrior(model, points)
+        is_single = _training_inputs(model).ndim == 2 and points.ndim > 2
+        prior = GroupedPrior(model, points) if is_single else JointPrior(model, points)
+        if prior.operator.ndim > 2 and is_single:  # hyperparameters have a batch of their own
+            prior = JointPrior(model, points)
         m = prior.mean.shape[-1]
         step = _CHUNK if marginal else m
         chunks = [slice(first, min(first + step, m)) for first in range(0, m, step)]
@@ -316,6 +323,35 @@ class JointPrior:
 
     def _new(self, rows: slice) -> slice:
         return slice(self.num_train + rows.start, self.num_train + rows.stop)
+
+
+class GroupedPrior(JointPrior):
+    """As :class:`JointPrior` of a single model at groups of points ``(*batch, m, d)``.
+
+    Training points are not repeated for each group: a network, say, sees each once.
+    """
+
+    def __init__(self, model: ExactGP, x: Tensor) -> None:
+        super().__init__(model, x.flatten(0, -2))
+        self._groups: torch.Size = x.shape[:-1]
+        prior = cast(MultivariateNormal, cast(Any, model.forward(x)))
+        self._within = cast(LinearOperator, prior.lazy_covariance_matrix)
+
+    @property
+    def mean(self) -> Tensor:
+        """Means of new points, ``(*batch, m)``."""
+        return super().mean.reshape(self._groups)
+
+    def cross(self, rows: slice) -> LinearOperator:
+        """Covariance of new points with the training points, ``(*batch, rows, n)``."""
+        new = torch.arange(self._groups.numel()).reshape(self._groups)[..., rows]
+        n, every = self.num_train, new.numel() == self._groups.numel()
+        chosen = slice(n, None) if every else n + new.flatten().to(self.points.device)
+        block = evaluate_block(cast(Any, self.operator)[chosen, :n])
+        return to_linear_operator(block.reshape(*new.shape, n))
+
+    def _block(self, rows: slice, columns: slice) -> LinearOperator:
+        return cast(Any, self._within)[..., rows, columns]
 
 
 def checked_points(x: ArrayLike, train_x: Tensor, column_names: list[str] | None = None) -> Tensor:

@@ -106,19 +106,45 @@ def test_many_models_in_turn_predict_what_each_predicts_alone(monkeypatch):
             assert torch.equal(model.predict(x[:4]).mean, alone)
 
 
+@pytest.mark.parametrize("kernel", ["matern", "deep_joint"])
 @pytest.mark.parametrize("batch", [(), (2,), (3, 2)])
-def test_posteriors_of_batches_of_points_are_those_of_each(batch):
+def test_posteriors_of_batches_of_points_are_those_of_each(batch, kernel):
     x, y = sample(20)
     y[3] = torch.nan
-    model = GPRegression(x, y, "matern")
+    model = GPRegression(x, y, kernel)
     generator = torch.Generator().manual_seed(0)
     points = torch.rand(*batch, 2, x.shape[-1], generator=generator, dtype=x.dtype)
     together = model.posterior(points).distribution
+    marginal = model.predict(points, observation_noise=False, marginal=True)
+    assert torch.allclose(marginal.variance, together.variance, atol=1e-10)
     for index in itertools.product(*map(range, batch)):
         alone = model.predict(points[index], observation_noise=False)
         assert torch.allclose(together.mean[index], alone.mean, atol=1e-10)
         found = together.covariance_matrix[index]
         assert torch.allclose(found, alone.covariance_matrix, atol=1e-10)
+
+
+def test_hyperparameters_with_a_batch_of_their_own_meet_points_of_any_batch(monkeypatch):
+    x, y = sample(20)
+    kernel = ScaleKernel(RBFKernel(batch_shape=torch.Size([2])), batch_shape=torch.Size([2]))
+    kernel.base_kernel.lengthscale = torch.tensor([0.3, 2.0]).reshape(2, 1, 1)
+    model = GPRegression(x, y, kernel)
+    points = (x[:6] + 0.1).reshape(3, 1, 2, 2)
+    monkeypatch.setattr(posterior, "_CHUNK", 1)  # marginals in parts, as of many points
+    marginal = model.predict(points, marginal=True)
+    together = model.predict(points)
+    assert together.mean.shape == (3, 2, 2)
+    assert torch.allclose(marginal.variance, together.variance)
+    for member, lengthscale in enumerate((0.3, 2.0)):
+        single = GPRegression(x, y, ScaleKernel(RBFKernel()))
+        single.covar_module.base_kernel.lengthscale = lengthscale
+        for group in range(3):
+            alone = single.predict(points[group, 0])
+            assert torch.allclose(together.mean[group, member], alone.mean, atol=1e-9)
+            found = together.covariance_matrix[group, member]
+            assert torch.allclose(found, alone.covariance_matrix, atol=1e-9)
+            parts = single.predict(points, marginal=True)
+            assert torch.allclose(parts.variance[group, 0], alone.variance, atol=1e-9)
 
 
 def test_posteriors_have_gradients_of_points_alone_unless_asked():
