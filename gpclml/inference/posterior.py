@@ -181,16 +181,21 @@ def _training_predictor(model: ExactGP, x: Tensor) -> Predictor:
     kept = _KEPT.get(model)
     if kept is not None and kept[0] == state:
         return kept[2]
-    data = JointPrior(model, x.new_empty(0, x.shape[-1])).training_data(model)
-    predictor = data.covariance.predictor(data.residual, data.missing)
+    # What is kept may be used outside of an inference mode that it is computed in.
+    with torch.inference_mode(False), torch.set_grad_enabled(state is None):
+        data = JointPrior(model, x.new_empty(0, x.shape[-1])).training_data(model)
+        predictor = data.covariance.predictor(data.residual, data.missing)
     # Approximations of targets that are not Gaussian have the covariance and a factor beside it.
     size = data.residual.numel() * data.residual.shape[-1] * x.itemsize
     size *= 1 if data.is_gaussian else 3
-    _KEPT.pop(model, None)
     if state is not None and size <= _KEPT_BYTES:
-        for other in list(_KEPT):
-            if sum(entry[1] for entry in _KEPT.values()) + size > _KEPT_BYTES:
-                del _KEPT[other]
+        _KEPT.pop(model, None)
+        others = list(_KEPT.items())
+        free = _KEPT_BYTES - size - sum(entry[1] for _, entry in others)
+        for other, entry in others:
+            if free < 0:
+                _KEPT.pop(other, None)
+                free += entry[1]
         _KEPT[model] = state, size, predictor
     return predictor
 

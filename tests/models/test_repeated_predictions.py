@@ -124,6 +124,18 @@ def test_posteriors_of_batches_of_points_are_those_of_each(batch, kernel):
         assert torch.allclose(found, alone.covariance_matrix, atol=1e-10)
 
 
+def test_what_is_kept_in_inference_mode_is_used_outside_of_it():
+    x, y = sample(20)
+    model = GPRegression(x, y, "matern")
+    with torch.inference_mode():
+        mean = model.predict(x[:3] + 0.1).mean
+    points = (x[:3] + 0.1).requires_grad_()
+    found = model.posterior(points).distribution.mean
+    (gradient,) = torch.autograd.grad(found.sum(), points)
+    assert torch.allclose(found, mean)
+    assert bool((gradient != 0).any())
+
+
 def test_hyperparameters_with_a_batch_of_their_own_meet_points_of_any_batch(monkeypatch):
     x, y = sample(20)
     kernel = ScaleKernel(RBFKernel(batch_shape=torch.Size([2])), batch_shape=torch.Size([2]))
