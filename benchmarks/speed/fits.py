@@ -568,11 +568,11 @@ def measure_acquisitions(
         "GPClassification": GPClassification(x, y > y.median()),
     }
 
-    def with_gradient(model: Any) -> None:
-        found = model.posterior(new) if hasattr(model, "posterior") else model(new)
-        torch.autograd.grad(found.mean.sum() + found.variance.sum(), new)
+    def evaluate(model: Any) -> None:
+        normal = model.posterior(new) if hasattr(model, "posterior") else model(new)
+        torch.autograd.grad(normal.mean.sum() + normal.variance.sum(), new)
 
-    steps = {name: partial(with_gradient, model.eval()) for name, model in models.items()}
+    steps = {name: partial(evaluate, model.eval()) for name, model in models.items()}
     few = new[:10, 0].detach()
     steps["GPRegression.predict, 10 rows"] = lambda: models["GPRegression"].predict(few)
     steps["GPClassification.predict, 10 rows"] = lambda: models["GPClassification"].predict(few)

@@ -97,12 +97,12 @@ def content(module: torch.nn.Module) -> str:
     or lists and mappings of these, by value: GPyTorch writes parameters in ways that a tensor's
     version does not count, and keeps data, fixed noise and settings of kernels in attributes.
     """
-    other = {"training", "_parameters", "_buffers", "_modules"}
-    parts = [
-        {k: value for k, value in vars(part).items() if k not in other and _is_plain(value)}
-        for part in module.modules()
+    internal = {"training", "_parameters", "_buffers", "_modules"}
+    attributes = [
+        {k: value for k, value in vars(child).items() if k not in internal and _is_plain(value)}
+        for child in module.modules()
     ]
-    return digest([module_classes(module), *module.parameters(), *module.buffers(), parts])
+    return digest([module_classes(module), *module.parameters(), *module.buffers(), attributes])
 
 
 def _is_plain(value: Any) -> bool:

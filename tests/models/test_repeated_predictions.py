@@ -120,8 +120,8 @@ def test_posteriors_of_batches_of_points_are_those_of_each(batch, kernel):
     for index in itertools.product(*map(range, batch)):
         alone = model.predict(points[index], observation_noise=False)
         assert torch.allclose(together.mean[index], alone.mean, atol=1e-10)
-        found = together.covariance_matrix[index]
-        assert torch.allclose(found, alone.covariance_matrix, atol=1e-10)
+        actual = together.covariance_matrix[index]
+        assert torch.allclose(actual, alone.covariance_matrix, atol=1e-10)
 
 
 def test_what_is_kept_in_inference_mode_is_used_outside_of_it():
@@ -130,9 +130,9 @@ def test_what_is_kept_in_inference_mode_is_used_outside_of_it():
     with torch.inference_mode():
         mean = model.predict(x[:3] + 0.1).mean
     points = (x[:3] + 0.1).requires_grad_()
-    found = model.posterior(points).distribution.mean
-    (gradient,) = torch.autograd.grad(found.sum(), points)
-    assert torch.allclose(found, mean)
+    actual = model.posterior(points).distribution.mean
+    (gradient,) = torch.autograd.grad(actual.sum(), points)
+    assert torch.allclose(actual, mean)
     assert bool((gradient != 0).any())
 
 
@@ -153,10 +153,10 @@ def test_hyperparameters_with_a_batch_of_their_own_meet_points_of_any_batch(monk
         for group in range(3):
             alone = single.predict(points[group, 0])
             assert torch.allclose(together.mean[group, member], alone.mean, atol=1e-9)
-            found = together.covariance_matrix[group, member]
-            assert torch.allclose(found, alone.covariance_matrix, atol=1e-9)
-            parts = single.predict(points, marginal=True)
-            assert torch.allclose(parts.variance[group, 0], alone.variance, atol=1e-9)
+            actual = together.covariance_matrix[group, member]
+            assert torch.allclose(actual, alone.covariance_matrix, atol=1e-9)
+            marginals = single.predict(points, marginal=True)
+            assert torch.allclose(marginals.variance[group, 0], alone.variance, atol=1e-9)
 
 
 def test_posteriors_have_gradients_of_points_alone_unless_asked():
@@ -165,8 +165,8 @@ def test_posteriors_have_gradients_of_points_alone_unless_asked():
     points = (x[:6] + 0.1).reshape(3, 2, -1).requires_grad_()
 
     def numbers(points):
-        found = model.posterior(points).distribution
-        return found.mean, found.covariance_matrix
+        actual = model.posterior(points).distribution
+        return actual.mean, actual.covariance_matrix
 
     model.posterior(points.detach())  # keeps a factor, which the gradients do not depend on
     assert torch.autograd.gradcheck(numbers, points)
@@ -174,12 +174,12 @@ def test_posteriors_have_gradients_of_points_alone_unless_asked():
     assert all(parameter.grad is None for parameter in model.parameters())
     with gpytorch.settings.detach_test_caches(False):
         sum(value.sum() for value in numbers(points)).backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    assert len(found) >= 4
+    actual = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    assert len(actual) >= 4
     model.zero_grad()
     predicted = model.predict(points, observation_noise=False, grad=True)
     (predicted.mean.sum() + predicted.covariance_matrix.sum()).backward()
-    for name, gradient in found.items():
+    for name, gradient in actual.items():
         assert torch.allclose(model.get_parameter(name).grad, gradient, atol=1e-8)
 
 
@@ -191,11 +191,11 @@ def test_latent_posteriors_follow_changes_and_batches_are_those_of_each(approxim
     before = model.predict(points[0]).mean
     assert torch.equal(model.predict(points[0]).mean, before)
     model.approximation = approximation
-    found = model(points)
+    actual = model(points)
     for index in range(3):
         alone = copy.deepcopy(model)(points[index])
-        assert torch.allclose(found.mean[index], alone.mean, atol=1e-9)
-        assert torch.allclose(found.covariance_matrix[index], alone.covariance_matrix, atol=1e-9)
+        assert torch.allclose(actual.mean[index], alone.mean, atol=1e-9)
+        assert torch.allclose(actual.covariance_matrix[index], alone.covariance_matrix, atol=1e-9)
     assert torch.equal(model.predict(points[0]).mean, before) == (approximation == "ep")
     moved = points.clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: model(x).mean, moved)
