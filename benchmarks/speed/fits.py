@@ -552,7 +552,7 @@ def _loop(
 
 def measure_acquisitions(
     n: int, points: int = 256, dimensions: int = 6, *, device: str = "cpu", seconds: float = 2.0
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """Time of a posterior at many points, and of ten predictions, by models that stay as they are.
 
     A posterior is a mean and a variance for each of a batch of points, as acquisition functions ask

@@ -90,12 +90,13 @@ def module_classes(module: torch.nn.Module) -> list[str]:
     return [f"{name}: {type(child).__qualname__}" for name, child in module.named_modules()]
 
 
-def content(module: torch.nn.Module) -> str:
+def content_digest(module: torch.nn.Module) -> str:
     """A digest of all that a module computes with: another one wherever that may have changed.
 
-    Of parameters, buffers and the attributes of all parts that are numbers, texts, tensors, arrays
-    or lists and mappings of these, by value: GPyTorch writes parameters in ways that a tensor's
-    version does not count, and keeps data, fixed noise and settings of kernels in attributes.
+    It covers parameters, buffers, and attributes of all parts that are numbers, texts, tensors,
+    arrays, or lists and mappings of these, by value: GPyTorch writes parameters in ways that a
+    tensor's version does not count, and keeps data, fixed noise and settings of kernels in
+    attributes. A change inside an object of any other kind is not seen.
     """
     internal = {"training", "_parameters", "_buffers", "_modules"}
     attributes = [

@@ -15,18 +15,14 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.models import ExactGP
-from linear_operator.operators import (
-    DiagLinearOperator,
-    LinearOperator,
-    to_linear_operator,
-)
+from linear_operator.operators import DiagLinearOperator, LinearOperator, to_linear_operator
 from torch import Tensor
 from torch.distributions import Normal
 
 from gpclml._utils import environment
 from gpclml._utils.arguments import check_counts, check_finite, checked
 from gpclml._utils.arrays import points_as_tensor
-from gpclml._utils.resuming import content
+from gpclml._utils.resuming import content_digest
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.inference.observations import (
     Observations,
@@ -177,7 +173,7 @@ def _training_predictor(model: ExactGP, x: Tensor) -> Predictor:
 
     Without a gradient it is kept; of those that were kept the oldest are dropped.
     """
-    state = None if torch.is_grad_enabled() else content(model)
+    state = None if torch.is_grad_enabled() else content_digest(model)
     kept = _KEPT.get(model)
     if kept is not None and kept[0] == state:
         return kept[2]

@@ -19,12 +19,7 @@ from torch import Tensor
 from gpclml._utils.arguments import check_placement, checked
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
-from gpclml.inference.posterior import (
-    exact_posterior,
-    has_constant_caches,
-    new_points,
-    reading,
-)
+from gpclml.inference.posterior import exact_posterior, has_constant_caches, new_points, reading
 from gpclml.kernels import DeepKernel
 from gpclml.likelihoods import (
     LogisticLikelihood,
