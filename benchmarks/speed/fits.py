@@ -42,6 +42,7 @@ from gpclml.fit import FitWarning, fit_batch, fit_gpytorch_mll_fused, fit_mll, s
 from gpclml.likelihoods import LogisticLikelihood
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
 from gpclml.models import GPClassification, GPRegression, LatentGP
+from gpclml.models.botorch import DeepKernelGP
 
 Data = tuple[Tensor, Tensor]
 End = Callable[[], np.ndarray]
@@ -566,6 +567,8 @@ def measure_acquisitions(
         "SingleTaskGP": SingleTaskGP(x, y.unsqueeze(-1)),
         "GPRegression": GPRegression(x, y, "matern"),
         "GPClassification": GPClassification(x, y > y.median()),
+        "DeepKernelGP": DeepKernelGP(x, y.unsqueeze(-1)),
+        "DeepKernelGP, two outcomes": DeepKernelGP(x, torch.stack([y, y.square()], dim=-1)),
     }
 
     def evaluate(model: Any) -> None:

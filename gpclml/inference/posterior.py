@@ -141,9 +141,12 @@ def exact_posterior(
     def compute(points: Tensor) -> PosteriorNormal:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not constant):
             predictor = _training_predictor(model, points)
-        is_single = _training_inputs(model).ndim == 2 and points.ndim > 2
-        prior = GroupedPrior(model, points) if is_single else JointPrior(model, points)
-        if prior.operator.ndim > 2 and is_single:  # hyperparameters have a batch of their own
+        members = _training_inputs(model).shape[:-2]
+        behind = points.shape[-2 - len(members) : -2]
+        is_grouped = points.ndim - 2 > len(members)
+        is_grouped = is_grouped and torch.broadcast_shapes(behind, members) == members
+        prior = GroupedPrior(model, points) if is_grouped else JointPrior(model, points)
+        if is_grouped and prior.batch_shape != members:  # hyperparameters have a batch of their own
             prior = JointPrior(model, points)
         m = prior.mean.shape[-1]
         step = _CHUNK if marginal else m
@@ -327,29 +330,40 @@ class JointPrior:
 
 
 class GroupedPrior(JointPrior):
-    """As :class:`JointPrior` of a single model at groups of points ``(*batch, m, d)``.
+    """As :class:`JointPrior` at groups of points, ``(*groups, *members, m, d)``.
 
-    Training points are not repeated for each group: a network, say, sees each once.
+    ``members`` is the batch of the training data. Training points are not repeated for each group:
+    a network, say, sees each once.
     """
 
     def __init__(self, model: ExactGP, x: Tensor) -> None:
-        super().__init__(model, x.flatten(0, -2))
-        self._groups: torch.Size = x.shape[:-1]
+        self._members = members = _training_inputs(model).shape[:-2]
+        self._groups = x.shape[: x.ndim - 2 - len(members)]
+        x = x.expand(*self._groups, *members, *x.shape[-2:])
+        inner = range(len(members), len(members) + len(self._groups))
+        self._outer_dims, self._inner_dims = list(range(len(self._groups))), list(inner)
+        points = x.movedim(self._outer_dims, self._inner_dims)
+        super().__init__(model, points.flatten(len(members), -2))
         prior = cast(MultivariateNormal, cast(Any, model.forward(x)))
         self._within = cast(LinearOperator, prior.lazy_covariance_matrix)
 
     @property
     def mean(self) -> Tensor:
         """Means of new points, ``(*batch, m)``."""
-        return super().mean.reshape(self._groups)
+        return self._in_groups(super().mean.unsqueeze(-1)).squeeze(-1)
 
     def cross(self, rows: slice) -> LinearOperator:
         """Covariance of new points with the training points, ``(*batch, rows, n)``."""
-        new = torch.arange(self._groups.numel()).reshape(self._groups)[..., rows]
-        n, every = self.num_train, new.numel() == self._groups.numel()
-        chosen = slice(n, None) if every else n + new.flatten().to(self.points.device)
-        block = evaluate_block(cast(Any, self.operator)[chosen, :n])
-        return to_linear_operator(block.reshape(*new.shape, n))
+        n, count = self.num_train, self.points.shape[-2] - self.num_train
+        new = torch.arange(count).reshape(self._groups.numel(), -1)[:, rows].flatten()
+        chosen = slice(n, None) if len(new) == count else n + new.to(self.points.device)
+        block = evaluate_block(cast(Any, self.operator)[..., chosen, :n])
+        return to_linear_operator(self._in_groups(block))
+
+    def _in_groups(self, values: Tensor) -> Tensor:
+        """``(*groups, *members, m, k)`` of values ``(*members, groups times m, k)``."""
+        shape = *self._members, *self._groups, -1, values.shape[-1]
+        return values.reshape(shape).movedim(self._inner_dims, self._outer_dims)
 
     def _block(self, rows: slice, columns: slice) -> LinearOperator:
         return cast(Any, self._within)[..., rows, columns]

@@ -144,13 +144,18 @@ def take_rows(values: Tensor, order: Tensor) -> Tensor:
 def solve_lower(factor: Tensor, columns: Tensor) -> Tensor:
     """The inverse of a lower factor ``(*batch, n, n)`` times columns ``(*batch, n, k)``.
 
-    A single factor is not copied for each member of a batch of columns.
+    A batch of columns beyond that of the factors is more columns: no factor is copied for it.
     """
-    if factor.shape[:-2].numel() > 1 or columns.ndim < 3:
+    while 2 < factor.ndim <= columns.ndim and factor.shape[0] == 1:
+        factor = factor[0]
+    further = columns.ndim - factor.ndim
+    if further < 1 or columns.shape[further:-2] != factor.shape[:-2]:
         return torch.linalg.solve_triangular(factor, columns, upper=False)
-    n, rows = columns.shape[-2], columns.movedim(-2, 0)
-    solved = torch.linalg.solve_triangular(factor.reshape(n, n), rows.reshape(n, -1), upper=False)
-    return solved.reshape(rows.shape).movedim(0, -2)
+    first = list(range(further))
+    behind = [columns.ndim - 1 - further + dim for dim in first]
+    rows = columns.movedim(first, behind)  # (*factors, n, *further, k)
+    solved = torch.linalg.solve_triangular(factor, rows.flatten(-1 - further), upper=False)
+    return solved.reshape(rows.shape).movedim(behind, first)
 
 
 def permute(matrix: Tensor, order: Tensor) -> Tensor:

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from gpclml._utils.arguments import checked, seeded
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedError
-from gpclml.inference import PosteriorNormal
+from gpclml.inference import PosteriorNormal, exact_posterior
 from gpclml.inference.neighbours import count_neighbors, joint_posterior_given_neighbors
+from gpclml.inference.posterior import has_constant_caches
 from gpclml.kernels.networks import StackedNetwork, reset_network
 from gpclml.models.named_parts import make_kernel
 
@@ -105,6 +106,7 @@ class DeepKernelGP(SingleTaskGP):
     """
 
     neighbors: int | Literal["auto"] | None = None
+    _is_fantasy = False  # whose factor GPyTorch extends from that of the model it comes from
 
     @checked
     def __init__(
@@ -171,17 +173,27 @@ class DeepKernelGP(SingleTaskGP):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The prior in train mode; in eval mode the posterior, given neighbours if so wanted."""
-        if self.training or self.neighbors is None or settings.prior_mode.on():
+        if self.training or self._is_fantasy or settings.prior_mode.on():
             return super().__call__(*args, **kwargs)
-        count = count_neighbors(cast(ExactGP, self), self.neighbors)
-        return joint_posterior_given_neighbors(cast(ExactGP, self), args[0], count)
+        model, (x,) = cast(ExactGP, self), args
+        if self.neighbors is not None:
+            count = count_neighbors(model, self.neighbors)
+            return joint_posterior_given_neighbors(model, x, count)
+        # GPyTorch runs the network over all training points again for each group of points.
+        x = x.unsqueeze(-1) if x.ndim == 1 else x
+        return exact_posterior(model, x, marginal=False, constant=has_constant_caches(model))
 
     def get_fantasy_model(self, *args: Any, **kwargs: Any) -> Any:
         """As BoTorch's models, which condition on further observations by a factor of all."""
         if self.neighbors is not None:
             suggestion = "GPRegression takes further observations with neighbors."
             raise UnsupportedError("neighbors", self.neighbors, "None", suggestion)
-        return super().get_fantasy_model(*args, **kwargs)
+        if self.prediction_strategy is None:  # what GPyTorch makes when it predicts
+            with settings.debug(False):  # which warns of training points
+                super().__call__(cast(Any, self.train_inputs)[0][..., :1, :])
+        model = super().get_fantasy_model(*args, **kwargs)
+        model._is_fantasy = True
+        return model
 
     def posterior(self, *args: Any, **kwargs: Any) -> GPyTorchPosterior | TransformedPosterior:
         """As ``SingleTaskGP.posterior``, without GPyTorch's absolute floor of variances.

@@ -167,6 +167,26 @@ def test_the_posterior_is_that_of_its_formula():
     assert torch.allclose(posterior.distribution.covariance_matrix, covariance)
 
 
+@pytest.mark.parametrize("shape", [(4,), (5, 1), (3, 2, 2)])
+@pytest.mark.parametrize(("m", "kernel"), [(1, "deep_joint"), (2, "deep_joint"), (2, "deep")])
+def test_posteriors_and_their_gradients_are_those_of_gpytorch(m, kernel, shape):
+    model = make((), m, kernel, **BARE)
+    x, y = data((), m)
+    reference = SingleTaskGP(
+        x, y, covar_module=model.covar_module, mean_module=model.mean_module,
+        likelihood=model.likelihood, **BARE,
+    )  # fmt: skip
+    new, results = points(*shape, 2).requires_grad_(), []
+    for known in (model, reference):
+        normal = known.posterior(new).distribution
+        value = normal.mean.sum() + normal.covariance_matrix.square().sum()
+        (gradient,) = torch.autograd.grad(value, new)
+        results.append((normal.mean, normal.covariance_matrix, gradient))
+    for actual, expected in zip(*results, strict=True):
+        assert torch.allclose(actual, expected, atol=1e-10)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_it_starts_as_single_task_gp():
     for shape, m in (((), 1), ((), 2), ((2,), 2)):
         x, y = data(shape, m)
@@ -282,7 +302,7 @@ def test_conditioning_is_a_model_of_all_data(batch_shape, m, kernel, observed_no
     model = make(batch_shape, m, kernel, observed_noise, **BARE)
     x, y = data(batch_shape, m)
     test = points(*batch_shape, 4, 2)
-    model.posterior(test)
+    model.eval()  # not asked for predictions before
     new_x, new_y = points(*batch_shape, 3, 2, seed=2), points(*batch_shape, 3, m, seed=3)
     noise = {"noise": torch.full_like(new_y, 0.04)} if observed_noise else {}
     conditioned = model.condition_on_observations(new_x, new_y, **noise)

@@ -124,6 +124,31 @@ def test_posteriors_of_batches_of_points_are_those_of_each(batch, kernel):
         assert torch.allclose(actual, alone.covariance_matrix, atol=1e-10)
 
 
+@pytest.mark.parametrize("batch", [(), (2,), (1,), (3, 2), (4, 3, 1)])
+def test_batches_of_models_meet_points_of_any_batch(batch):
+    x, y = sample(20)
+    x, y = torch.stack([x, x.flip(0) ** 2]), torch.stack([y, y.flip(0)])
+    y[1, 3] = torch.nan
+    model = GPRegression(x, y, "deep_joint")
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(*batch, 2, x.shape[-1], generator=generator, dtype=x.dtype)
+    together = model.posterior(points).distribution
+    assert together.mean.shape == (*torch.broadcast_shapes(batch, (2,)), 2)
+    marginal = model.predict(points, observation_noise=False, marginal=True)
+    assert torch.allclose(marginal.variance, together.variance, atol=1e-10)
+    points = points.expand(*together.mean.shape, x.shape[-1])
+    for index in itertools.product(*map(range, points.shape[:-2])):
+        alone = GPRegression(x[index[-1]], y[index[-1]], "deep_joint")
+        with torch.no_grad():  # a network is that of all members
+            for name, value in model.named_parameters():
+                single = alone.get_parameter(name)
+                single.copy_(value if value.shape == single.shape else value[index[-1]])
+        alone = alone.predict(points[index], observation_noise=False)
+        assert torch.allclose(together.mean[index], alone.mean, atol=1e-10)
+        actual = together.covariance_matrix[index]
+        assert torch.allclose(actual, alone.covariance_matrix, atol=1e-10)
+
+
 def test_what_is_kept_in_inference_mode_is_used_outside_of_it():
     x, y = sample(20)
     model = GPRegression(x, y, "matern")
