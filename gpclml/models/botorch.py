@@ -199,7 +199,9 @@ class DeepKernelGP(SingleTaskGP):
         """As ``SingleTaskGP.posterior``, without GPyTorch's absolute floor of variances.
 
         BoTorch standardizes outcomes, but applies this floor to predictions in original units.
-        Without it the deviations of a single output do not depend on its units.
+        Without it the deviations of a single output do not depend on its units. The training points
+        are factored, and seen by the network, once until the model changes, whatever the batch of
+        points is; a model of a few hundred points and one output takes as long as ``SingleTaskGP``.
 
         Args:
             *args: As for ``SingleTaskGP.posterior``.
