@@ -201,7 +201,7 @@ class DeepKernelGP(SingleTaskGP):
         BoTorch standardizes outcomes, but applies this floor to predictions in original units.
         Without it the deviations of a single output do not depend on its units. The training points
         are factored, and seen by the network, once until the model changes, whatever the batch of
-        points is; a model of a few hundred points and one output takes as long as ``SingleTaskGP``.
+        points is.
 
         Args:
             *args: As for ``SingleTaskGP.posterior``.
