@@ -142,9 +142,10 @@ def exact_posterior(
         with torch.set_grad_enabled(torch.is_grad_enabled() and not constant):
             predictor = _training_predictor(model, points)
         members = _training_inputs(model).shape[:-2]
-        behind = points.shape[-2 - len(members) : -2]
-        is_grouped = points.ndim - 2 > len(members)
-        is_grouped = is_grouped and torch.broadcast_shapes(behind, members) == members
+        further = points.ndim - 2 - len(members)  # dimensions in front of those of the members
+        is_grouped = further > 0 and (
+            torch.broadcast_shapes(points.shape[further:-2], members) == members
+        )
         prior = GroupedPrior(model, points) if is_grouped else JointPrior(model, points)
         if is_grouped and prior.batch_shape != members:  # hyperparameters have a batch of their own
             prior = JointPrior(model, points)

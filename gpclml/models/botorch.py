@@ -106,7 +106,7 @@ class DeepKernelGP(SingleTaskGP):
     """
 
     neighbors: int | Literal["auto"] | None = None
-    _is_fantasy = False  # whose factor GPyTorch extends from that of the model it comes from
+    _is_fantasy = False  # GPyTorch extends the factor of a model for its fantasies
 
     @checked
     def __init__(
